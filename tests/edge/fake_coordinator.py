@@ -33,9 +33,6 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.opened = 0
         self.asked: list[pb.OpenSessionRequest] = []
         self.prior: pb.Prior | None = None
-        self.offer = pb.OfferReleaseResponse()
-        """The release that every device shall use; verifiers and OpenSession send its serial, too."""
-        self.offers: list[pb.OfferReleaseRequest] = []
         self.resumed: list[tuple[str, ...]] = []
         self.closed: list[str] = []
         self.address = ""
@@ -62,16 +59,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         granted = self._granted(session_id, self.verifiers, 1)
         if self.prior is not None:
             granted.prior.CopyFrom(self.prior)
-        granted.release_serial = self.offer.serial
         return granted
 
     async def ResumeSession(self, request: pb.ResumeSessionRequest, context: Any) -> pb.OpenSessionResponse:
         self.resumed.append(tuple(request.failed_verifiers))
         return self._granted(request.session_id, self.after_resume, request.last_epoch + 1)
-
-    async def OfferRelease(self, request: pb.OfferReleaseRequest, context: Any) -> pb.OfferReleaseResponse:
-        self.offers.append(request)
-        return self.offer
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
         self.closed.append(request.session_id)

@@ -35,8 +35,6 @@ class Script:
 
     target: Target
     step_s: float = 0.002
-    node_s: float = 0.0
-    """Seconds added to a step for each node of its batch."""
     limits: SessionLimits = field(default_factory=SessionLimits)
     directive: Directive = field(default_factory=lambda: Directive(draft_wait_ms=8, step_ms=2.0))
     eos_token_ids: tuple[int, ...] = ()
@@ -51,8 +49,6 @@ class Script:
     tokenizer_json: bytes = b""
     artifacts: dict[str, bytes] = field(default_factory=dict)
     """Artifacts by role, beside the tokenizer."""
-    corrupt: bool = False
-    """Serve artifacts whose bytes are not those announced."""
     chunk_bytes: int = 1000
     break_after: int = 0
     """End artifact streams after so many chunks, once."""
@@ -74,12 +70,10 @@ class FakeVerifier:
         self.opens: list[Open] = []
         self.metadata: list[dict[str, Any]] = []
         """Metadata of each stream's call."""
-        self.pongs = 0
         self.in_use: list[tuple[str, int, str]] = []
         """(session, tokens committed by then, release) of each DraftInUse"""
         self.said: list[tuple[int, str]] = []
         """(epoch, kind) of every message of devices, in their order"""
-        self.appends = 0
         self.fetches: list[tuple[str, int]] = []
         self.frozen = False
         self._kept: dict[str, tuple[int, list[int]]] = {}
@@ -109,10 +103,6 @@ class FakeVerifier:
         """Break every stream, but continue to listen."""
         for live in self._streams:
             live.fail(error or Unavailable("the stream was dropped"))
-
-    def announce_releases(self, serial: int) -> None:
-        for live in self._streams:
-            live.send(pb.ServerMessage(release=pb.ReleaseNotice(serial=serial)))
 
     def freeze(self) -> None:
         """Act as after SIGSTOP: connections stay, and nothing is sent."""
@@ -159,7 +149,6 @@ class _Live:
                 self.verifier.said.append((self.session.epoch, str(message.WhichOneof("kind"))))
                 match message.WhichOneof("kind"):
                     case "append":
-                        self.verifier.appends += 1
                         vocabulary_size = self.verifier.script.vocabulary_size
                         epoch = self.session.epoch
                         codecs.check_append(message.append, vocabulary_size=vocabulary_size)
@@ -171,7 +160,6 @@ class _Live:
                         if commit is not None:
                             self.commit(commit)
                     case "pong":
-                        self.verifier.pongs += 1
                         self.heard = message.pong.nonce
                     case "draft":
                         said = (self.opening.session_id, len(self.session.committed), message.draft.release)
@@ -190,7 +178,7 @@ class _Live:
             batch = tree_batch_of(
                 self.session.tree, [node.id for node in self.session.tree][: script.directive.nodes_per_step]
             )
-            await asyncio.sleep(script.step_s + script.node_s * len(batch.ids))
+            await asyncio.sleep(script.step_s)
             if self.session.finish is not Finish.NONE:
                 return
             before = [*self.session.attach.prompt, *self.session.committed]
@@ -272,8 +260,6 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
         self._verifier.fetches.append((request.hash, request.offset))
         try:
             data = self._verifier.artifact(request.hash)[request.offset :]
-            if script.corrupt:
-                data = bytes(255 - byte for byte in data)
             for sent, at in enumerate(range(0, len(data), script.chunk_bytes), start=1):
                 await self._thaw()
                 yield pb.ArtifactChunk(data=data[at : at + script.chunk_bytes])
@@ -338,11 +324,6 @@ def logprobs_of(position: int, token: int, top: int) -> TokenLogprobs:
 
 def hash_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def patient(script: Script, **directive: Any) -> Script:
-    """Return the script with another directive."""
-    return replace(script, directive=replace(script.directive, **directive))
 
 
 async def until_free(verifier: FakeVerifier) -> None:

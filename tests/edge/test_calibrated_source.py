@@ -45,10 +45,6 @@ def test_n_grams_are_less_probable_once_the_model_has_proposed_something_else(
     assert after < 0.1
 
 
-def test_and_more_once_the_model_agrees(calibrators: tuple[Calibrator, Calibrator]) -> None:
-    assert ratings(*calibrators, RIGHT)[RIGHT][0] > 0.9 > ratings(*calibrators, RIGHT, asked=False)[RIGHT][0]
-
-
 def test_the_order_of_the_sources_does_not_matter(calibrators: tuple[Calibrator, Calibrator]) -> None:
     model, ngram = calibrators
     proposals = NodeProposals()

@@ -125,19 +125,6 @@ def test_a_bad_draft_unlearns_its_optimism() -> None:
     assert last <= 2 < first
 
 
-def test_a_full_context_rests_until_the_next_commit() -> None:
-    class Full(ScriptedSource):
-        def expand(self, spots: list[NodeContext]) -> list[list[Proposal]]:  # type: ignore[override]
-            if any(spot.id for spot in spots):
-                raise TreeFull("no cells")
-            return super().expand(spots)
-
-    made = drafter(Full())
-    assert made.step() and not made.step() and not made.step()
-    made.advance([target(PROMPT)])
-    assert made.step()
-
-
 class Echo(ScriptedSource):
     """Propose 8, and 50 as the second best, everywhere."""
 
@@ -316,3 +303,10 @@ def test_a_model_whose_context_is_full_leaves_the_others_drafting(sources: tuple
             pass
         assert max(item.depth for item in made._ranked()) == PLAN.depth
         assert not made.step()
+
+
+def test_a_full_context_rests_until_the_next_commit() -> None:
+    made = drafter(Crowded())
+    assert made.step() and not made.step() and not made.step()
+    made.advance([target(PROMPT)])
+    assert made.step()

@@ -24,10 +24,6 @@ def began(*prompt: int) -> NgramSource:
     return source
 
 
-def test_it_proposes_what_followed_last_time() -> None:
-    assert tokens(began(1, 2, 3, 4, 1, 2)) == [3]
-
-
 def test_it_follows_a_path_that_is_not_committed_yet() -> None:
     source = began(1, 2, 3, 4, 9, 1)
     assert tokens(source, 2) == [3]
