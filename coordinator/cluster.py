@@ -65,19 +65,14 @@ class Child:
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
-        without: str | None = None,
     ) -> Child:
         """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log, or
         BadRequest if it refuses its settings or its files.
 
         Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None. cores: CPUs to
-        pin it to, all if empty. environment: variables beside those of this process. without: the beginning of the
-        names of variables that it does not get.
+        pin it to, all if empty. environment: its variables, by default those of this process.
         """
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
-        variables = {**os.environ, **(environment or {})}
-        if without is not None:
-            variables = {name: value for name, value in variables.items() if not name.startswith(without)}
         with log.open("ab") if log else contextlib.nullcontext() as file:
             process = await asyncio.create_subprocess_exec(
                 *tied_to_this_process(),
@@ -86,7 +81,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE if on_log else file,
                 start_new_session=True,
-                env=variables,
+                env=environment,
                 limit=MAX_LINE,
             )
         child = cls(name, process, log)
@@ -192,7 +187,7 @@ class Cluster:
         self._logs = logs
         self._on_log = on_log
         self._start_timeout_s = start_timeout_s
-        self._environment = environment
+        self._environment = environment or {}
         self._named = 0
         self.coordinator: Child | None = None
         self.verifiers: list[Child] = []
@@ -215,7 +210,7 @@ class Cluster:
 
     async def start_coordinator(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
         command = [sys.executable, "-m", self.coordinator_module, *arguments]
-        self.coordinator = await self._start("coordinator", command, cores)
+        self.coordinator = await self._start("coordinator", command, cores, {**os.environ, **self._environment})
         return self.coordinator
 
     async def start_verifier(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
@@ -228,21 +223,21 @@ class Cluster:
         command = [sys.executable, "-m", self.verifier_module, "--verifier-id", name, *arguments]
         if self.coordinator is not None:
             command += ["--coordinator", self.coordinator.address]
-        child = await self._start(name, command, cores, without=_COORDINATOR)
+        variables = {**os.environ, **self._environment}
+        known = {name: value for name, value in variables.items() if not name.startswith(_COORDINATOR)}
+        child = await self._start(name, command, cores, known)
         self.verifiers.append(child)
         return child
 
     async def _start(
-        self, name: str, command: Sequence[str], cores: Sequence[int], without: str | None = None
+        self, name: str, command: Sequence[str], cores: Sequence[int], environment: Mapping[str, str]
     ) -> Child:
-        log = self._logs / f"{name}.log" if self._logs else None
         return await Child.start(
             name,
             command,
-            log=log,
+            log=self._logs / f"{name}.log" if self._logs else None,
             on_log=self._on_log,
             cores=cores,
             timeout_s=self._start_timeout_s,
-            environment=self._environment,
-            without=without,
+            environment=environment,
         )

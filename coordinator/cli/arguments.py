@@ -24,11 +24,12 @@ MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
 MAX_LIMIT = 2**32 - 1
 """Limit of a tenant that a request can hold; the coordinator has lower bounds of its own."""
-_BEFORE = "before:"
-"""Begins the names of options that stand before the last word of a command, in a namespace."""
 _VALUED = ("--coordinator", "--ca", "--cert", "--cert-key", "--state-dir")
-_CONNECTION = (*_VALUED, "--tls", "--no-tls", "--insecure", "--no-insecure")
-"""Flags that may stand before the last word of a command; `_VALUED` have a value."""
+"""Flags of the connection that have a value."""
+_CONNECTION = frozenset({"coordinator", "ca", "cert", "cert_key", "state_dir", "tls", "insecure"})
+"""Options of the connection, which may stand before a command, too."""
+_OF_OTHERS = {"up": {"ca", "state_dir", "insecure"}, "demo": set[str](), "chat": {"coordinator"}, "config": set[str]()}
+"""Command that asks no coordinator -> those of `_CONNECTION` that it has all the same."""
 _VERBS = {
     "verifiers": "list",
     "sessions": "list",
@@ -52,12 +53,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options; `passed_on` holds what `chat` does not know, and what follows `--` for `up`."""
     made = parser()
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = made.parse_known_args(_with_verb(arguments[:end]))
-    for name, value in _taken_before(options).items():
-        if getattr(options, name, value) is None:
-            setattr(options, name, value)
-        elif not hasattr(options, name):
-            made.error(f"unrecognized arguments: --{name} before {options.command}")
+    nothing = argparse.Namespace(**dict.fromkeys(_CONNECTION))
+    options, unknown = made.parse_known_args(_with_verb(arguments[:end]), nothing)
+    for name in sorted(_CONNECTION - _OF_OTHERS.get(options.command, _CONNECTION)):
+        if getattr(options, name) is not None:
+            made.error(f"unrecognized arguments: --{name.replace('_', '-')} before {options.command}")
     if options.command == "chat":
         options.passed_on = [*unknown, *arguments[end:]]
     elif unknown or (options.command != "up" and end < len(arguments)):
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"outrider {__version__}", help="print it and leave")
-    _add_connection(made.add_argument_group("connection of the commands that ask a coordinator"), before=True)
+    _add_connection(made.add_argument_group("connection of the commands that ask a coordinator"))
     commands = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_up(commands)
     _add_demo(commands)
@@ -116,9 +116,8 @@ def _add_up(commands: Any) -> None:
     text = "authority of callers' certificates; verifiers show the coordinator the one above"
     _option(up, "--tls-client-ca", "PEM", text, "none, callers need no certificate", kind=Path)
     _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
-    up.add_argument(
-        "--insecure", action="store_true", default=None, help="accept plain text and anonymous callers beyond loopback"
-    )
+    text = "accept plain text and anonymous callers beyond loopback"
+    up.add_argument("--insecure", action="store_true", default=argparse.SUPPRESS, help=text)
     text = "time that each process may take to be ready; large models load slowly"
     _option(up, "--start-timeout-s", "SECONDS", text, START_TIMEOUT_S, kind=float)
     text = "lines of all processes, and of this command: text or json"
@@ -262,8 +261,6 @@ def _add_config(verbs: Any) -> None:
 def _noun(commands: Any, name: str, text: str) -> Any:
     """Add a command that is followed by a verb; return what verbs are added to."""
     noun: argparse.ArgumentParser = commands.add_parser(name, help=text)
-    if name in _VERBS:
-        _add_connection(noun.add_argument_group("connection"), before=True)
     return noun.add_subparsers(required=True, metavar="VERB", dest="verb")
 
 
@@ -302,18 +299,18 @@ def _option(
     *,
     short: str = "",
     kind: Callable[[str], Any] = str,
-) -> argparse.Action:
+) -> None:
     """Add a flag with a value. default: a number, or the words for what holds without the flag, which gives None.
 
-    variable: the one that sets it in the environment, without OUTRIDER_.
+    variable: the one that sets it in the environment, without OUTRIDER_. A flag of the connection without a value here
+    leaves the one before the command.
     """
     number = isinstance(default, int | float)
     text += f" [default: {default:g}]" if number else f" [default: {default}]"
     text += f" [env: OUTRIDER_{variable}]" if variable else ""
     flags = [short, flag] if short else [flag]
-    given = default if number else None
-    action: argparse.Action = made.add_argument(*flags, type=kind, metavar=metavar, default=given, help=text)
-    return action
+    given = default if number else argparse.SUPPRESS if flag.strip("-").replace("-", "_") in _CONNECTION else None
+    made.add_argument(*flags, type=kind, metavar=metavar, default=given, help=text)
 
 
 def _log_format(text: str) -> str:
@@ -336,50 +333,32 @@ def _add_paging(made: argparse.ArgumentParser) -> None:
     _option(made, "--after", "NEXT", "continue after what a list has shown", "begin")
 
 
-def _add_connection(made: Any, *, before: bool = False) -> None:
-    """Add the flags of `coordinator.cli.connection.AdminSettings`. before: to what stands before the last word of a
-    command, whose own flags take precedence."""
+def _add_connection(made: Any) -> None:
+    """Add the flags of `coordinator.cli.connection.AdminSettings`."""
     text = "coordinator to ask; its admin token is $OUTRIDER_ADMIN_TOKEN, or what `outrider up` keeps"
     kept = "folder in which `outrider up` on this machine keeps its tokens"
-    actions = [
-        _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR"),
-        _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA"),
-        _option(made, "--cert", "PATH", "show this certificate (PEM), where one is asked for", "none", "ADMIN_CERT"),
-        _option(made, "--cert-key", "PATH", "private key of --cert (PEM)", "none", "ADMIN_CERT_KEY"),
-        _option(made, "--state-dir", "DIR", kept, DEFAULT_STATE_DIR, "COORDINATOR_STATE_DIR"),
-    ]
+    _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR")
+    _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA")
+    _option(made, "--cert", "PATH", "show this certificate (PEM), where one is asked for", "none", "ADMIN_CERT")
+    _option(made, "--cert-key", "PATH", "private key of --cert (PEM)", "none", "ADMIN_CERT_KEY")
+    _option(made, "--state-dir", "DIR", kept, DEFAULT_STATE_DIR, "COORDINATOR_STATE_DIR")
     switches = {"tls": "speak TLS and trust the authorities of gRPC", "insecure": "allow plain text beyond loopback"}
     for name, text in switches.items():
         text += f" [default: false] [env: OUTRIDER_ADMIN_{name.upper()}]"
-        actions.append(made.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text))
-    for action in actions if before else ():
-        action.dest, action.default = f"{_BEFORE}{action.dest}", argparse.SUPPRESS
-
-
-def _taken_before(options: argparse.Namespace) -> dict[str, Any]:
-    """Take the flags out of the options that stood before the command's last word; return them by name."""
-    names = [name for name in vars(options) if name.startswith(_BEFORE)]
-    return {name.removeprefix(_BEFORE): vars(options).pop(name) for name in names}
+        made.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
 
 
 def _with_verb(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with the verb that is meant if only flags follow a noun, as in `outrider releases`."""
     words = list(arguments)
-    noun = _after_connection(words, 0)
-    verb = _after_connection(words, noun + 1)
-    if noun < len(words) and words[noun] in _VERBS:
-        following = words[verb] if verb < len(words) else "-"
+    command = 0
+    while command < len(words) and words[command].startswith("-"):
+        command += 1 + (words[command] in _VALUED)
+    if command < len(words) and words[command] in _VERBS:
+        following = [*words[command + 1 :], "-"][0]
         if following.startswith("-") and following not in ("-h", "--help"):
-            words.insert(verb, _VERBS[words[noun]])
+            words.insert(command + 1, _VERBS[words[command]])
     return words
-
-
-def _after_connection(words: Sequence[str], start: int) -> int:
-    """Return the index of the first word from `start` on that is no flag of the connection and no value of one."""
-    i = start
-    while i < len(words) and words[i].partition("=")[0] in _CONNECTION:
-        i += 1 + (words[i] in _VALUED)
-    return i
 
 
 def _number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], float]:

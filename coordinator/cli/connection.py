@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.addresses import DEFAULT_COORDINATOR
-from outrider.core.errors import BadRequest, OutriderError, Unauthenticated, Unavailable
+from outrider.core.errors import OutriderError, Unauthenticated, Unavailable
 from outrider.settings import Address, Layers
 from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls, channel
@@ -81,8 +81,6 @@ def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float
                 f"the coordinator at {coordinator} did not answer within {timeout_s:g} s; it may be overloaded: try"
                 " again, or it may want --tls or --ca"
             )
-        case grpc.StatusCode.UNIMPLEMENTED if not by_coordinator:
-            return BadRequest(f"the coordinator at {coordinator} is older than this command and does not support it")
         case grpc.StatusCode.UNAUTHENTICATED:
             return Unauthenticated(
                 f"{known}; set it as OUTRIDER_ADMIN_TOKEN here, or name the folder of `outrider up` with --state-dir"

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -38,22 +37,14 @@ _NEEDS = {
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
 """Modules of each extra that its program cannot do without."""
-_LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\w+(?: \d+)?) (?P<level>[A-Z]+) (?P<message>.*)")
-"""A line of `outrider.telemetry.logs` for people."""
 _log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
 """How this command writes lines of its own and those of its children."""
-QUIET_S = 30.0
-"""Seconds of loading after which a line says that it goes on."""
 
 
 def up(options: argparse.Namespace) -> int:
     """Run a coordinator and verifiers until Ctrl-C. Raises BadRequest, ModelRefused, ImportError or Unavailable."""
     file = config_file(options.config)
     pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
-    if options.tls_client_ca is not None and options.tls_cert is None:
-        raise BadRequest("--tls-client-ca needs --tls-cert and --tls-key: callers show certificates over TLS alone")
     _check_extras("coordinator", "verifier")
     given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
     _log_format.set("json" if given == "json" else "text")
@@ -249,18 +240,13 @@ async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> lis
         _progress(f"{child.name} is ready at {child.address} after {time.monotonic() - started:.0f} s")
         return child
 
-    async def remind() -> None:
-        while True:
-            await asyncio.sleep(QUIET_S)
-            _progress(f"still loading after {time.monotonic() - started:.0f} s")
-
-    starting, reminder = [asyncio.create_task(start()) for _ in range(count)], asyncio.create_task(remind())
+    starting = [asyncio.create_task(start()) for _ in range(count)]
     try:
         return await asyncio.gather(*starting)
     finally:
-        for task in (*starting, reminder):
+        for task in starting:
             task.cancel()
-        await asyncio.wait({*starting, reminder})
+        await asyncio.wait(starting)
 
 
 def _progress(text: str) -> None:
@@ -351,8 +337,7 @@ async def _demo(options: argparse.Namespace, pair: Sequence[str]) -> int:
 
     def print_phase(name: str, line: str) -> None:
         if not ready.is_set():
-            found = _LOG_LINE.fullmatch(line)
-            _progress(f"{name}: {found['message'] if found else line}")
+            _print_log(name, line)
 
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as scratch:
         stand_apart(Path(scratch), prefix_cache=False)
