@@ -28,7 +28,6 @@ LONG = (
     "cloud/distill/test_training.py",
     "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",
-    "telemetry/test_running_processes.py",
     "edge/test_http_page.py",
     "coordinator/test_release_evidence.py",
     "cloud/test_traffic_verifier.py",

@@ -68,14 +68,6 @@ def test_an_id_is_told_from_a_path(given: str, found: object) -> None:
     assert hub_id(given) == found
 
 
-def test_what_is_here_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert hub_id("org/name") is not None
-    Path("org").mkdir()
-    Path("org/name").symlink_to("nowhere")
-    assert hub_id("org/name") is None
-
-
 @pytest.mark.parametrize("given", ["org/whole", "org/whole@v1", "org/sharded"])
 def test_of_a_target_its_settings_and_safetensors_are_fetched_once_and_nothing_else(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, given: str

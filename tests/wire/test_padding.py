@@ -37,10 +37,6 @@ def test_every_size_is_filled_to_the_byte_and_tells_no_more_than_a_power_of_two(
     assert not any(message.padding)
 
 
-def test_commits_of_one_to_thirty_tokens_have_one_size() -> None:
-    assert {padded(commit(tokens)).ByteSize() for tokens in range(1, 31)} == {LEAST_BYTES}
-
-
 @pytest.mark.parametrize("alternatives", [0, 1, 5, 20])
 def test_with_log_probabilities_the_number_of_tokens_does_not_show_either(alternatives: int) -> None:
     least = least_bytes(pb.Attach(logprobs=alternatives))
