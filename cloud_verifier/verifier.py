@@ -160,10 +160,10 @@ class VerifierProcess:
             )
         if self._recorder is not None:
             self._host.on_recorded = self._recorder.take
-        authorise = self._registry.authorise if self._registry else _everybody
-        service.serve(ready, vocabulary_hash=digest, authorise=authorise)
         if self._registry is not None:
             await self._registry.register()
+        authorise = self._registry.authorise if self._registry else _everybody
+        service.serve(ready, vocabulary_hash=digest, authorise=authorise)
         self._collector.service = service
         self._health.serving = True
         print(f"listening on {address}", flush=True)

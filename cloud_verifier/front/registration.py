@@ -34,10 +34,8 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
 FIRST_RETRY_S, RETRY_S = 0.1, 1.5  # the first pause and the longest one; up to half is taken off at random
-MAX_WAITING = 256
-"""Tickets with unknown keys that wait for a report at a time; further ones are refused at once."""
 SOONEST = 0.1
-"""Least share of the report interval between two reports, however many tickets with unknown keys come."""
+"""Least share of the report interval between two reports, however often one is hurried."""
 
 
 class RegistryClient:
@@ -73,20 +71,12 @@ class RegistryClient:
         self._answered = False
         """Whether the last report was answered."""
         self._failure = RepeatedFailure(log, "the coordinator takes reports again")
-        self._waiting = 0
-        """Tickets with unknown keys that wait for a report."""
-        self._keys_asked_at = float("-inf")
-        """Time of the last report that was hurried for an unknown key, by the monotonic clock."""
-        self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the next report has been answered."""
 
     async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
         """Return what a ticket allows here. Raises Unauthenticated, PermissionDenied or Killed.
 
-        An unknown key may be that of a coordinator which has just started: the next report brings it.
+        Coordinators tell the next key before they sign with it.
         """
-        if ticket.ticket_key_id(ticket_bytes) not in self._public_keys:
-            await self._fresh_keys()
         if not self._public_keys:
             raise Unauthenticated("this verifier has not yet reached its coordinator and knows no keys; try again")
         claims = ticket.verify(
@@ -116,7 +106,6 @@ class RegistryClient:
         If the coordinator cannot be reached, or refuses, the answer is empty.
         """
         self._hurried.clear()
-        waiting, self._reported = self._reported, asyncio.get_running_loop().create_future()
         begun = time.perf_counter()
         try:
             answer = await self._report(request)
@@ -133,7 +122,6 @@ class RegistryClient:
             return pb.ReportResponse()
         finally:
             self._counters.report_s.add(time.perf_counter() - begun)
-            waiting.set_result(None)
 
     async def pause(self) -> None:
         """Return when the next report is due: after the interval, or sooner after `hurry`."""
@@ -165,23 +153,6 @@ class RegistryClient:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
         return answer
-
-    async def _fresh_keys(self) -> None:
-        """Wait for the next report; all who wait at a time share it.
-
-        It is sent at once, unless one was for this reason an interval ago: strangers' tickets name any keys.
-        """
-        if self._waiting >= MAX_WAITING:
-            return
-        reported, now = self._reported, time.monotonic()
-        if now - self._keys_asked_at >= self._interval_s:
-            self._keys_asked_at = now
-            self.hurry()
-        self._waiting += 1
-        try:
-            await asyncio.wait({reported}, timeout=CALL_TIMEOUT_S)
-        finally:
-            self._waiting -= 1
 
     async def _call(self, method: Any, request: Any) -> Any:
         peer = f"the coordinator at {self._coordinator} (--coordinator)"

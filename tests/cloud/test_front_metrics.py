@@ -50,16 +50,6 @@ async def test_streams_are_counted_by_how_they_ended(plain) -> None:
     assert (found["streams_opened_total"], found["streams_resumed_total"]) == (4, 0)
 
 
-async def test_round_trips_and_windows_are_counted_as_devices_have_them(plain) -> None:
-    stream = await plain.open()
-    await stream.send(pong=session_pb2.Pong(nonce=(await stream.ping()).nonce))
-    await until(lambda: plain.service.counters.rtt_s.total == 1)
-    found = scrape(plain)
-    assert found["window_depth_sum"] == 24  # by the settings, in Opened
-    assert found["window_nodes_per_step_count"] == found["window_draft_wait_seconds_count"] == 1
-    stream.call.cancel()
-
-
 async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
     counters = engine_pb2.EngineCounters(
         committed=28,
@@ -100,15 +90,3 @@ async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
     assert found['time_to_first_token_seconds_bucket{le="0.01"}'] == 1
     assert found["kv_cache_usage_ratio"] == 0.25
     assert found['traffic_tokens_total{fate="dropped"}'] == 5
-
-
-async def test_health_follows_the_verifiers_state(plain) -> None:
-    collector = VerifierCollector(plain.host, plain.service.counters)
-    assert collector.unready_reason() == "loading"
-    collector.service = plain.service
-    assert collector.unready_reason() == ""
-    plain.service.live.draining = True
-    assert collector.unready_reason() == "draining"
-    plain.engine.die()
-    await until(plain.host.ended.is_set)
-    assert collector.unready_reason() == "the engine has ended"

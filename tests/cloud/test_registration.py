@@ -196,26 +196,6 @@ async def test_a_report_brings_what_operators_have_ordered(registry):
         assert not (await made.report(pb.ReportRequest())).drain
 
 
-async def test_a_strange_key_is_asked_for_once_and_strange_tickets_do_not_make_reports_endless(registry):
-    registry.trust(Signer.generate())
-    registry.interval_ms = 60_000
-    async with serving(registry) as address, registration(address) as made:
-        await made.register()
-        made._interval_s = 0.3
-        async with reporting(made):
-            await until(lambda: len(registry.reports) == 1)
-            newcomer = registry.trust(Signer.generate())  # a coordinator that has just started
-            tickets = [newcomer.sign(claims())] * 5
-            believed = await asyncio.gather(*(made.authorise(ticket) for ticket in tickets))
-            assert [one.session_id for one in believed] == ["s"] * 5
-            assert len(registry.reports) == 2
-            began = time.monotonic()
-            for _ in range(4):
-                with pytest.raises(Unauthenticated, match="unknown here"):
-                    await made.authorise(Signer.generate().sign(claims()))
-            assert len(registry.reports) <= 4 + (time.monotonic() - began) / 0.15
-
-
 async def test_known_keys_are_believed_while_the_coordinator_is_away_and_leaving_does_not_need_it(registry):
     signer = registry.trust(Signer.generate())
     async with contextlib.AsyncExitStack() as stack:

@@ -235,18 +235,6 @@ async def test_appends_are_passed_on_and_commits_come_back_until_the_last_one_en
     await plain.engine.asked("stop")
 
 
-async def test_a_cancel_is_passed_on_once_and_answered_after_a_half_close_too(plain):
-    stream = await plain.open()
-    for _ in range(5):
-        await stream.send(cancel=session_pb2.Cancel(epoch=1))
-    await stream.call.done_writing()
-    await plain.engine.asked("cancel")
-    plain.engine.commit("s", 1, 0, [], finish=session_pb2.FINISH_CANCELLED)
-    assert (await stream.read()).commit.finish == session_pb2.FINISH_CANCELLED
-    assert await stream.read() is grpc.aio.EOF
-    assert sum(request.WhichOneof("kind") == "cancel" for request in plain.engine.requests) == 1
-
-
 async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_the_sessions_limits(plain):
     stream = await plain.open()
     limits = VerifierConfig(model="m").limits

@@ -6,6 +6,7 @@ which know the target's next tokens and mix them with wrong ones, with what the 
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 
@@ -152,6 +153,9 @@ class OverlayMachine(RuleBasedStateMachine):
 
 
 OverlayMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=400 if os.environ.get("OUTRIDER_NIGHTLY") else 40,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestOverlayMachine = OverlayMachine.TestCase

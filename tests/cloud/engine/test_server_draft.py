@@ -148,19 +148,3 @@ def test_sessions_with_a_grammar_gain_and_it_is_followed_along_the_targets_own_t
     assert rig.engine.counters.server_accepted > 0
     assert received[0] == received[1]
     assert len(received[0]) >= 17
-
-
-def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, reference: Plain) -> None:
-    chains = Chains(target("llama"))
-    rig = rig_with(target("llama"), chains)
-    rig.attach("s", client(prompt_of(12), nothing, max_tokens=40, ignore_eos=True))
-    for _ in range(6):
-        rig.turn()
-    assert rig.engine.counters.server_accepted > 0
-
-    def broken(feeds: object) -> None:
-        raise RuntimeError("llama_decode returned -3")
-
-    chains.feed = broken  # type: ignore[method-assign, assignment]
-    rig.run()
-    assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(12), 40, ignore_eos=True)

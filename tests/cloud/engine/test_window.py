@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, prompt_of, random_tree
-from tiny_targets import Reference
+from rig import DIRECTIVE, LIMITS, Rig, attach_of, nodes, prompt_of
 
 from cloud_verifier.engine.interface import Committed, Event
-from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Directive
 from outrider.core.telemetry import SessionTelemetry
-from outrider.core.verification import TreeBatch, Verified
 
 Target = Callable[[str], TargetModel]
-Plain = Callable[[str], Reference]
 PROMPT = prompt_of(12)
 
 
@@ -47,26 +42,3 @@ def test_of_more_nodes_than_the_window_holds_the_best_are_looked_at_and_the_othe
     rig.engine.append("s", nodes(*range(20, 26)))
     assert evaluated(rig.engine.step()) == looked_at
     assert stats(rig).ignored == 6 - looked_at
-
-
-def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
-    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    depths: list[int] = []
-    verify = EngineSession.verify
-
-    def noted(self: EngineSession, batch: TreeBatch, *rest: Any) -> Verified:
-        depths.extend(batch.depths)
-        return verify(self, batch, *rest)
-
-    monkeypatch.setattr(EngineSession, "verify", noted)
-    rig = Rig(target("llama"))
-    heedless = client(PROMPT, random_tree, max_tokens=40, ignore_eos=True)
-    heedless.directive = replace(DIRECTIVE, window_nodes=3, window_depth=2)
-    rig.attach("s", heedless)
-    rig.run()
-    assert heedless.device.received == reference("llama").generate(PROMPT, 40, ignore_eos=True)
-    assert len(depths) == stats(rig).evaluated
-    assert max(depths) <= 2
-    assert stats(rig).evaluated <= 3 * stats(rig).steps
-    assert stats(rig).ignored > 0
