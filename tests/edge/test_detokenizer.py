@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 
-from edge_agent.target.detokenizer import Detokenizer, StopScanner, TextAssembler
+from edge_agent.target.detokenizer import StopScanner, TextAssembler
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import ModelRefused
 
 BYTES = [bytes([i]) for i in range(256)]
-
-
-def test_special_and_unknown_ids_are_no_text() -> None:
-    detokenizer = Detokenizer([b"a", b"<|end|>"], special={1})
-    assert [detokenizer.feed(token) for token in (0, 1, 7)] == ["a", "", ""]
 
 
 def test_text_in_pieces_is_the_text_as_a_whole_whatever_the_chunks() -> None:
@@ -32,12 +27,6 @@ def test_text_in_pieces_is_the_text_as_a_whole_whatever_the_chunks() -> None:
             out += assembler.feed(chunk, last=not tokens)[0]
             assert text.startswith(out)
         assert out == text
-
-
-def test_a_stop_string_ends_the_text_before_it_and_hides_what_follows() -> None:
-    scanner = StopScanner(["END"])
-    assert scanner.feed("abc END def") == "abc "
-    assert scanner.hit and scanner.feed("more") == "" and scanner.flush() == ""
 
 
 def test_what_only_began_like_a_stop_string_is_given_back() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import httpx
@@ -12,57 +10,41 @@ import pytest
 from fake_verifier import FakeVerifier
 from reciter import recital
 
-from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http import app
+from edge_agent import AsyncClient
+from edge_agent.http import serve
 from edge_agent.http.options import ServeOptions
-from edge_agent.http.serve import serve, serving
-from edge_agent.sdk import sessions
+from edge_agent.http.serve import serving
+from outrider.core.errors import ModelRefused, TimedOut, Unavailable, VocabularyMismatch
 
 LOCAL = "127.0.0.1:0"
-IMPATIENT = EdgeSettings(resume_budget_s=0.2, open_budget_s=0.2)
 
 
-async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the address at which `serve` listens, from its output."""
-    said = ""
-    for _ in range(500):
-        said += capsys.readouterr().out
-        if "serving at " in said and said.endswith("v1\n"):
-            return said.split("serving at ")[1].removesuffix("v1\n")
-        await asyncio.sleep(0.01)
-    pytest.fail(f"it does not serve: {said!r}")
+class Loading:
+    """Fail to load the target with these errors, one after the other, and then load it."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def prepare(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
 
 
-async def readiness_of(url: str, wanted: int) -> int:
-    """Return the answer of /ready once it is as expected, or at the end of the wait."""
-    status = 0
-    async with httpx.AsyncClient(base_url=url) as web:
-        for _ in range(1000):
-            status = (await web.get("ready")).status_code
-            if status == wanted:
-                break
-            await asyncio.sleep(0.01)
-    return status
+async def test_a_cluster_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_RETRY_S", 0.0)
+    client = Loading(Unavailable("no coordinator"), Unavailable("no verifier"), TimedOut("slow"))
+    await serve._load(client)  # type: ignore[arg-type]
+    assert not client.errors
 
 
-async def test_a_verifier_that_is_not_there_yet_is_waited_for_until_a_signal_ends_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "FRESH_S", 0.0)
-    monkeypatch.setattr(sessions, "PROBE_S", 0.1)
-    late = FakeVerifier(recital())
-    await late.start()
-    address = late.address
-    await late.kill()
-    async with AsyncClient(verifier=address, cache_dir=tmp_path, draft=None, settings=IMPATIENT) as client:
-        running = asyncio.create_task(serve(client, ServeOptions(LOCAL)))
-        url = await url_of(capsys)
-        assert await readiness_of(url, 503) == 503
-        await late.start(address)
-        assert await readiness_of(url, 200) == 200
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.wait_for(running, 10) is None
-    await late.kill()
+@pytest.mark.parametrize(
+    "error", [VocabularyMismatch("another draft"), ModelRefused("damaged"), RuntimeError("defect")]
+)
+async def test_what_no_further_try_mends_ends_it(tmp_path: Path, error: Exception) -> None:
+    async with AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path) as client:
+        client.prepare = Loading(error).prepare  # type: ignore[method-assign,assignment]
+        with pytest.raises(type(error)):
+            await serve.serve(client, ServeOptions(LOCAL))
 
 
 async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:

@@ -81,9 +81,3 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: Any) -> No
     with pytest.raises(BadRequest, match="api_key") as caught:
         AsyncClient(verifier="127.0.0.1:1", api_key=key)
     assert "sch" not in str(caught.value) and "lines" not in str(caught.value) and "bytes" not in str(caught.value)
-
-
-def test_a_variable_with_a_wrong_value_is_refused_by_name_value_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_EDGE_MAX_SESSIONS", "0")
-    with pytest.raises(BadRequest, match=r"OUTRIDER_EDGE_MAX_SESSIONS: .*greater than or equal to 1.*, got '0'"):
-        AsyncClient(verifier="127.0.0.1:1")
