@@ -71,29 +71,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsyncClient": "edge_agent.sdk.client",
-    "BlockingSkeleton": "edge_agent.sdk.blocking",
-    "BlockingStream": "edge_agent.sdk.blocking",
-    "Chunk": "edge_agent.sdk.types",
-    "Client": "edge_agent.sdk.blocking",
-    "ClientTls": "outrider.wire.channels",
-    "Completion": "edge_agent.sdk.types",
-    "CompletionStream": "edge_agent.sdk.generation",
-    "EdgeSettings": "edge_agent.config",
-    "Skeleton": "edge_agent.sdk.types",
-    "SkeletonPoint": "edge_agent.sdk.types",
-    "SkeletonStream": "edge_agent.sdk.skeleton",
-    "Statistics": "edge_agent.session.statistics",
-    "Timeout": "edge_agent.sdk.types",
-    "Usage": "edge_agent.session.statistics",
+    "edge_agent.config": ("EdgeSettings",),
+    "edge_agent.sdk.blocking": ("BlockingSkeleton", "BlockingStream", "Client"),
+    "edge_agent.sdk.client": ("AsyncClient",),
+    "edge_agent.sdk.generation": ("CompletionStream",),
+    "edge_agent.sdk.skeleton": ("SkeletonStream",),
+    "edge_agent.sdk.types": ("Chunk", "Completion", "Skeleton", "SkeletonPoint", "Timeout"),
+    "edge_agent.session.statistics": ("Statistics", "Usage"),
+    "outrider.wire.channels": ("ClientTls",),
 }
-"""The module of each public name; names that are missing here are errors, of outrider.core.errors."""
+"""The public names of each module; those that are missing here are errors, of outrider.core.errors."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES.get(name, "outrider.core.errors")), name)
+    module = next((one for one, names in _MODULES.items() if name in names), "outrider.core.errors")
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

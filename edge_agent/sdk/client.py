@@ -9,16 +9,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+from pydantic import SecretStr
+
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions
 from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER
-from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
 from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables
-from edge_agent.sdk.sessions import Sessions
+from edge_agent.sdk.sessions import BackgroundTasks, Sessions
 from edge_agent.sdk.skeleton import SkeletonPlan, SkeletonStream
 from edge_agent.sdk.types import (
     DEFAULT_RETRIES,
@@ -31,7 +32,6 @@ from edge_agent.sdk.types import (
     Timeout,
 )
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Channels
 from edge_agent.target.artifacts import CachedSource, DescriptionCache
 from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle, without_model
 from edge_agent.target.chat_template import Message
@@ -88,8 +88,6 @@ class AsyncClient:
     completion then have `verified=False`. "raise" raises Unavailable.
     """
 
-    _sessions_type = Sessions
-
     def __init__(
         self,
         *,
@@ -110,12 +108,19 @@ class AsyncClient:
     ) -> None:
         settings = settings or from_environment(EdgeSettings)
         coordinator, verifier = _addresses(settings, coordinator, verifier)
-        target = settings.target if target is None else target
+        given = {
+            "target": target,
+            "api_key": _checked_key(settings, api_key),
+            "insecure": insecure,
+            "cache_dir": cache_dir or None,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        settings = settings.model_copy(update={**given, "coordinator": coordinator, "verifier": verifier})
         self._defaults = Options(traffic_class=traffic_class, timeout=timeout, retries=retries, offline=offline)
         Request.of(**self._defaults)
         if tls is None and (settings.tls or settings.tls_ca or settings.tls_cert):
             tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
-        cache = Path(cache_dir or settings.cache_dir)
+        cache = Path(settings.cache_dir)
         self._draft = draft
         self._draft_options = DraftOptions(
             workers=settings.draft_workers,
@@ -124,19 +129,9 @@ class AsyncClient:
             ngram=settings.ngram,
         )
         self._artifacts = ArtifactStore(cache / "artifacts")
-        self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, target)
+        self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
         self._tasks = BackgroundTasks()
-        self._sessions = self._sessions_type(
-            settings,
-            self._tasks,
-            Channels(tls, insecure=settings.insecure if insecure is None else insecure),
-            coordinator=coordinator,
-            verifier=verifier,
-            target=target,
-            api_key=_checked_key(settings, api_key),
-            tls=tls is not None,
-            reroute=reroute or {},
-        )
+        self._sessions = Sessions(settings, self._tasks, tls, reroute or {})
         self.metrics = self._sessions.metrics
         self._signed_only = bool(settings.release_keys)
         self.updates: Follower | None = None
@@ -356,10 +351,10 @@ def _addresses(settings: EdgeSettings, coordinator: str | None, verifier: str | 
     return coordinator or "", verifier or ""
 
 
-def _checked_key(settings: EdgeSettings, key: object) -> str | None:
+def _checked_key(settings: EdgeSettings, given: str | None) -> SecretStr | None:
     """Return the API key. Raises BadRequest, which does not show it, for one that no header can carry."""
-    if key is None and settings.api_key is not None:
-        key = settings.api_key.get_secret_value()
-    if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
+    key = settings.api_key if given is None else SecretStr(given)
+    value: object = "" if key is None else key.get_secret_value()
+    if isinstance(value, str) and value.isascii() and value.isprintable():
         return key
     raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")

@@ -1,4 +1,4 @@
-"""Open sessions at verifiers for the requests of one client, each with a lease of its draft."""
+"""Open sessions at verifiers for the requests of one client, each with a lease of its draft, and end its tasks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.request import Request
 from edge_agent.session.coordinator_client import CoordinatorClient, Placement
 from edge_agent.session.driver import DriverOptions, SessionDriver
@@ -26,9 +25,10 @@ from edge_agent.session.stream import SILENCE_S, Channels
 from edge_agent.target.artifacts import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
-from outrider.core.errors import OutriderError, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.telemetry.logs import RepeatedFailure
+from outrider.wire.channels import ClientTls
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -37,29 +37,87 @@ OFFLINE_AFTER_S = 5.0
 """Seconds that a session without progress looks for a verifier before the draft goes on alone, if that is allowed."""
 PROBE_S = 2.0
 """Seconds for which a probe looks for a verifier that answers."""
+_CLOSE_S = 1.0
+"""Seconds that closing waits for sessions to end, and as long again for their release at the coordinator."""
+_A = TypeVar("_A")
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
+
+
+class BackgroundTasks:
+    """The tasks of one client, and whether it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._background: set[asyncio.Future[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """Work that closing cancels: placing sessions, and fetching and loading the target's artifacts."""
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise BadRequest("the client is closed; make another one")
+
+    def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
+        """Start work that goes on until it ends or the client is closed."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return task
+
+    async def result_of(self, task: asyncio.Task[_A]) -> _A:
+        """Wait for what `begin` returned, which goes on if the caller is cancelled.
+
+        Raises BadRequest if closing the client has ended it.
+        """
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or not caller.cancelling():
+                self.check_open()
+            raise
+
+    def keep(self, task: asyncio.Future[Any]) -> None:
+        """Let a task outlive its request; closing waits for it for a while."""
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def in_background(self, work: Awaitable[None]) -> None:
+        """Start work whose result is not awaited; its core errors are logged."""
+        self.keep(asyncio.ensure_future(_quietly(work)))
+
+    async def end(self, streams: Collection[Awaitable[None]]) -> None:
+        """Cancel what waits; let streams, then the background, come to their end."""
+        for waiting in self._waiting:
+            waiting.cancel()
+        await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
+        await _ended(self._background)
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except OutriderError as error:
+        log.info("a session could not be closed at the coordinator: %s", error)
+
+
+async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Let tasks end by themselves for a while, then cancel them."""
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
+        for task in pending:
+            task.cancel()
 
 
 class Sessions:
     """Places sessions at a cluster, or attaches them to its one verifier, and drives them.
 
-    coordinator, verifier: "host:port", one of them empty. reroute: a verifier's address -> the one to dial instead.
+    settings: have the address of either. reroute: a verifier's address -> the one to dial instead.
     Raises core errors, and BadRequest once `tasks` are closed.
     """
 
     def __init__(
-        self,
-        settings: EdgeSettings,
-        tasks: BackgroundTasks,
-        channels: Channels,
-        *,
-        coordinator: str,
-        verifier: str,
-        target: str,
-        api_key: str | None,
-        tls: bool,
-        reroute: Mapping[str, str],
+        self, settings: EdgeSettings, tasks: BackgroundTasks, tls: ClientTls | None, reroute: Mapping[str, str]
     ) -> None:
         self.settings = settings
         self.metrics = EdgeMetrics()
@@ -70,12 +128,8 @@ class Sessions:
         self.device_id: Callable[[], str] = lambda: ""
         """Returns the id by which drafts are offered to this device; empty where none are asked for."""
         self._tasks = tasks
-        self._channels = channels
-        self._coordinator_address = coordinator
-        self._verifier_address = verifier
-        self._target = target
-        self._api_key = api_key
-        self._tls = tls
+        self._channels = Channels(tls, insecure=settings.insecure)
+        self._tls = tls is not None
         self._reroute = dict(reroute)
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
         self._slots = asyncio.Semaphore(settings.max_sessions)
@@ -140,8 +194,8 @@ class Sessions:
         Raises within seconds the error of what does not answer, Overloaded for a full cluster.
         """
         placement = None
-        if self._coordinator_address:
-            placement = await self.coordinator().open(self._target, patient=False)
+        if self.settings.coordinator:
+            placement = await self.coordinator().open(self.settings.target, patient=False)
         async with self._artifacts(placement, PROBE_S) as client:
             await client.describe()
 
@@ -160,10 +214,10 @@ class Sessions:
 
     def coordinator(self) -> CoordinatorClient:
         return CoordinatorClient(
-            lambda: self._channels.get(self._coordinator_address, tls=self._tls),
-            self._api_key,
+            lambda: self._channels.get(self.settings.coordinator, tls=self._tls),
+            None if self.settings.api_key is None else self.settings.api_key.get_secret_value(),
             self._tasks.in_background,
-            self._coordinator_address,
+            self.settings.coordinator,
             self._channels.timeout,
             self._channels.retire,
         )
@@ -197,7 +251,7 @@ class Sessions:
 
         look_s: how long to wait while no verifier lives; None: as long as for room. statistics: tell why it waits.
         """
-        if not self._coordinator_address:
+        if not self.settings.coordinator:
             return None
 
         def waits(error: OutriderError) -> None:
@@ -208,7 +262,7 @@ class Sessions:
 
         wait_s = self.settings.open_budget_s
         placement = await self.coordinator().open(
-            self._target,
+            self.settings.target,
             prompt_tokens,
             wait_s=wait_s,
             look_s=wait_s if look_s is None else look_s,
@@ -242,7 +296,7 @@ class Sessions:
         """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
         backoff = Backoff(budget_s)
         if placement is None:
-            return DirectRoute(self._verifier_address, backoff, tls=self._tls)
+            return DirectRoute(self.settings.verifier, backoff, tls=self._tls)
         session_id = placement.session_id
 
         def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
