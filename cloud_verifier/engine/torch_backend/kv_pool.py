@@ -6,7 +6,6 @@ copied. A prefix that was computed before is taken from the prefix cache in the 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +16,6 @@ from cloud_verifier.engine.torch_backend.prefix_cache import PrefixCache, Slots
 from outrider.core.errors import InternalError
 
 __all__ = ["KVPool", "LayerShape", "SlotTable", "Slots"]
-
-_NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,6 @@ class KVPool:
     def __init__(
         self, layers: Sequence[LayerShape], slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        self.number = next(_NUMBERS)
-        """Greater than that of every pool created before."""
         self.slots = slots
         self._reserved = 0  # beside leased prefixes
         self.prefixes = PrefixCache()

@@ -144,7 +144,7 @@ def test_steps_of_every_size_meet_few_shapes_so_that_what_onednn_keeps_of_each_s
 def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     first = module[0]
-    monkeypatch.setattr(kernels, "_agrees", lambda packed, linear: linear is not first)
+    monkeypatch.setattr(kernels, "agree", lambda layers, packed: layers[0] is not first)
     assert pack_linears(module) == 1
     assert module[0] is first
     assert isinstance(module[2], PackedLinear)
