@@ -6,7 +6,6 @@ of a refused family in docs/models.md is that clause, word for word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.errors import ModelRefused
@@ -20,43 +19,28 @@ BATCH_ROPE = ("dynamic", "longrope")
 OTHER_MODEL = "choose a model type that docs/models.md lists as served, or try --engine vllm"
 
 
-@dataclass(frozen=True)
-class UnservedArchitecture:
-    """Says why a kind of model is not served.
-
-    why: a clause whose subject is the model.
-    """
-
-    why: str
-
-    def of(self, label: str, facts: str = "") -> ModelRefused:
-        """Return the error for the model called `label`. facts: what was found in it, such as types of layers."""
-        found = f" ({facts})" if facts else ""
-        return ModelRefused(f"{label} cannot be served: {self.why}{found}; {OTHER_MODEL}")
+def refused(label: str, why: str, facts: str = "") -> ModelRefused:
+    """Return the error for a model. why: one of the clauses below. facts: what was found in it, as types of layers."""
+    found = f" ({facts})" if facts else ""
+    return ModelRefused(f"{label} cannot be served: {why}{found}; {OTHER_MODEL}")
 
 
-UNKNOWN_TYPE = UnservedArchitecture(
-    "transformers has no text model of this type, and no code from a model's folder is run"
-)
-RUNNING_STATE = UnservedArchitecture(
+UNKNOWN_TYPE = "transformers has no text model of this type, and no code from a model's folder is run"
+RUNNING_STATE = (
     "it has layers that keep a running state of the sequence, from which a rejected draft token cannot be removed"
 )
-UNKNOWN_LAYERS = UnservedArchitecture("it has layers with a kind of attention that the engine does not compute")
-OWN_ATTENTION = UnservedArchitecture(
-    "it computes attention in code of its own, which cannot use the engine's slots for keys and values"
-)
-OTHER_LAYERS = UnservedArchitecture("not all of its layers call the attention that they are given")
-OWN_MASK = UnservedArchitecture(
-    "it gives its attention a mask of its own, and the engine masks the branches of token trees itself"
-)
-POSITION_BIAS = UnservedArchitecture("it adds a bias to its attention scores, which the engine does not compute")
-LOST_WINDOW = UnservedArchitecture(
+UNKNOWN_LAYERS = "it has layers with a kind of attention that the engine does not compute"
+OWN_ATTENTION = "it computes attention in code of its own, which cannot use the engine's slots for keys and values"
+OTHER_LAYERS = "not all of its layers call the attention that they are given"
+OWN_MASK = "it gives its attention a mask of its own, and the engine masks the branches of token trees itself"
+POSITION_BIAS = "it adds a bias to its attention scores, which the engine does not compute"
+LOST_WINDOW = (
     "it has a sliding window that it does not hand to its attention, so that a token would see others beyond the window"
 )
-ALL_LOGITS = UnservedArchitecture("it computes the logits of all tokens where those of a few are asked for")
-FAILING = UnservedArchitecture("its forward pass fails on a batch as the engine packs it")
-FAILING_TREES = UnservedArchitecture("its forward pass fails on token trees")
-DEVIATING = UnservedArchitecture("its logits for the nodes of a token tree and for plain sequences differ")
+ALL_LOGITS = "it computes the logits of all tokens where those of a few are asked for"
+FAILING = "its forward pass fails on a batch as the engine packs it"
+FAILING_TREES = "its forward pass fails on token trees"
+DEVIATING = "its logits for the nodes of a token tree and for plain sequences differ"
 
 
 def check_layers(module: Any, label: str) -> None:
@@ -66,9 +50,9 @@ def check_layers(module: Any, label: str) -> None:
     facts = ", ".join(sorted(kinds))
     # transformers calls a whole family stateful, though some of its models have layers of attention alone.
     if kinds.intersection(STATE_LAYERS) or (getattr(module, "_is_stateful", False) and not stated):
-        raise RUNNING_STATE.of(label, facts)
+        raise refused(label, RUNNING_STATE, facts)
     if kinds:
-        raise UNKNOWN_LAYERS.of(label, facts)
+        raise refused(label, UNKNOWN_LAYERS, facts)
 
 
 def longest_sequence(config: Any) -> int:

@@ -14,7 +14,7 @@ from cloud_verifier.engine.device_sampling import DeviceSampler
 from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
-from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
+from cloud_verifier.engine.step_profiler import SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -218,45 +218,31 @@ def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:
     return paths
 
 
-def profile(
-    model: TargetModel,
-    rows: int = KNOTS[-1],
-    *,
-    limit_s: float = LIMIT_S,
-    clock: Callable[[], float] = perf_counter,
-) -> StepCost:
+def profile(model: TargetModel, rows: int) -> StepCost:
     """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does.
 
     With CUDA graphs a step of each size is run before, beside the limit, since the first one captures its graph.
     """
-    seconds = timed_steps(model, rows, clock)
-    for size in (knot for knot in KNOTS if knot <= rows and model.graphs):
-        seconds([size])
-    return measure_cost(seconds, rows, limit_s=limit_s, clock=clock)
-
-
-def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Callable[[Sequence[int]], float]:
-    """Return a function that runs a step over as many sessions as numbers are given, with so many rows each, at most
-    `rows` together, and returns how many seconds it took."""
-    length = min(PREFIX, model.max_sequence - 1)
+    length, last = min(PREFIX, model.max_sequence - 1), model.max_sequence - 1
     slots = SESSIONS * length + max(rows, SESSIONS)
     # Keys and values are zero, which take as long as real ones.
     pool = KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
     prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
 
     def seconds(counts: Sequence[int]) -> float:
-        begun = clock()
-        last = model.max_sequence - 1
+        begun = perf_counter()
         segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
         batch = PackedBatch.pack(segments, model.device)
         logits = model.forward(batch, model.attention.plan(segments, pool))
         logits.argmax(dim=-1).cpu()  # a GPU works on until its result is asked for
-        taken = clock() - begun
+        taken = perf_counter() - begun
         for segment in segments:
             pool.release(segment.slots)
         return taken
 
-    return seconds
+    for size in (knot for knot in KNOTS if knot <= rows and model.graphs):
+        seconds([size])
+    return measure_cost(seconds, rows)
 
 
 def _segment(prefix: Slots, slots: Slots, last_position: int) -> Segment:

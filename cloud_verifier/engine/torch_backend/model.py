@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
@@ -28,10 +27,10 @@ from cloud_verifier.engine.torch_backend.architecture import (
     OWN_MASK,
     POSITION_BIAS,
     UNKNOWN_TYPE,
-    UnservedArchitecture,
     check_layers,
     fix_rope,
     longest_sequence,
+    refused,
 )
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
@@ -47,11 +46,6 @@ from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
 """The name under which transformers knows our attention; it has no mask interface, so no mask is ever built."""
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
-    "sdpa": SdpaBackend,
-    "triton": TritonBackend,
-}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class TargetModel:
@@ -115,20 +109,15 @@ class TargetModel:
         files = weight_files(directory)
         if not (directory / "config.json").is_file() or not files:
             raise ModelRefused(f"{directory} has no config.json or no *.safetensors; give a Hugging Face directory")
-        attention = choose(attention, torch.device(device))
         if dtype == "auto":
             dtype = "bfloat16" if torch.device(device).type == "cuda" else "float32"
-        if dtype not in DTYPES:
-            raise ModelRefused(f"dtype is {dtype}, must be one of {', '.join(DTYPES)}")
-        if attention not in BACKENDS:
-            raise ModelRefused(f"attention is {attention}, must be one of {', '.join(BACKENDS)}")
-        backend = BACKENDS[attention]()
+        backend = TritonBackend() if choose(attention, torch.device(device)) == "triton" else SdpaBackend()
         if threads is not None:
             torch.set_num_threads(threads)
         on_progress(f"hashing weights: {sum(f.stat().st_size for f in files if f.is_file()) / 1e6:.0f} MB")
         digest = hash_of(directory, on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
-        module = read_module(directory, DTYPES[dtype]).to(device)
+        module = _read_module(directory, getattr(torch, dtype)).to(device)
         return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=backend)
 
     @property
@@ -218,8 +207,7 @@ class TargetModel:
     def bound_rows(self, most: int) -> None:
         """State the most rows that a step will have, for which CUDA graphs hold buffers."""
         self._most_rows = most
-        if self.graphs is not None:
-            self.graphs.bound(most)
+        self.graphs = self._new_graphs()
 
     def _logits(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
@@ -255,12 +243,12 @@ class TargetModel:
         try:
             self.forward(batch, probe)
         except _Unserved as error:
-            raise error.refusal.of(self.label, error.facts) from error
+            raise refused(self.label, error.why, error.facts) from error
         except Exception as error:
-            raise FAILING.of(self.label, f"{type(error).__name__}: {error}") from error
+            raise refused(self.label, FAILING, f"{type(error).__name__}: {error}") from error
         layers = int(self.config.num_hidden_layers)
         if sorted(probe.layers) != list(range(layers)):
-            raise OTHER_LAYERS.of(self.label, f"{len(probe.layers)} of {layers} layers")
+            raise refused(self.label, OTHER_LAYERS, f"{len(probe.layers)} of {layers} layers")
         self._check_windows(probe)
         return tuple(probe.layers[i][0] for i in range(len(probe.layers)))
 
@@ -275,7 +263,7 @@ class TargetModel:
             used = getattr(self.config, "use_sliding_window", True) and window < self.max_sequence
             lost = used and all(w is None for w in windows)
         if lost:
-            raise LOST_WINDOW.of(self.label)
+            raise refused(self.label, LOST_WINDOW)
 
 
 def _padded(rows: torch.Tensor, least: int) -> torch.Tensor:
@@ -306,9 +294,9 @@ _running: ContextVar[AttentionPlan] = ContextVar("running")
 class _Unserved(Exception):
     """A layer was found that cannot be served, where the model's label is not known."""
 
-    def __init__(self, refusal: UnservedArchitecture, facts: str) -> None:
-        super().__init__(refusal.why)
-        self.refusal = refusal
+    def __init__(self, why: str, facts: str) -> None:
+        super().__init__(why)
+        self.why = why
         self.facts = facts
 
 
@@ -341,12 +329,12 @@ def _install(module: Any, label: str) -> None:
     try:
         module.set_attn_implementation(ATTENTION)
     except (ValueError, ImportError) as error:
-        raise OWN_ATTENTION.of(label) from error
+        raise refused(label, OWN_ATTENTION) from error
     if module.config.get_text_config()._attn_implementation != ATTENTION:
-        raise OWN_ATTENTION.of(label)
+        raise refused(label, OWN_ATTENTION)
 
 
-def read_module(directory: Path, dtype: torch.dtype) -> Any:
+def _read_module(directory: Path, dtype: torch.dtype) -> Any:
     """Read a model directory. Raises ModelRefused."""
     try:
         return AutoModelForCausalLM.from_pretrained(
@@ -359,7 +347,7 @@ def read_module(directory: Path, dtype: torch.dtype) -> Any:
         )
     except Exception as error:
         if (kind := _model_type(directory)) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise UNKNOWN_TYPE.of(f"{directory} (model type {kind})") from error
+            raise refused(f"{directory} (model type {kind})", UNKNOWN_TYPE) from error
         raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cloud_verifier.engine.torch_backend.architecture import DEVIATING, FAILING_TREES
+from cloud_verifier.engine.torch_backend.architecture import DEVIATING, FAILING_TREES, refused
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -44,12 +44,12 @@ def check_numerics(model: TargetModel, *, seed: int = 0) -> float:
     except ModelRefused:
         raise
     except Exception as error:
-        raise FAILING_TREES.of(model.label, f"{type(error).__name__}: {error}") from error
+        raise refused(model.label, FAILING_TREES, f"{type(error).__name__}: {error}") from error
     full = model.torch_dtype == torch.float32
     deviation = float(np.max(by_row) if full else np.median(by_row))
     bound = FLOAT32_BOUND if full else HALF_BOUND * max(1.0, greatest)
     if not deviation <= bound:  # also if it is not a number
-        raise DEVIATING.of(model.label, f"by {deviation:.2e}, must be at most {bound:.2e} in {model.dtype}")
+        raise refused(model.label, DEVIATING, f"by {deviation:.2e}, must be at most {bound:.2e} in {model.dtype}")
     model.deviation = deviation
     return deviation
 

@@ -20,7 +20,6 @@ from cloud_verifier.engine.torch_backend.architecture import (
     OWN_MASK,
     RUNNING_STATE,
     UNKNOWN_LAYERS,
-    UnservedArchitecture,
 )
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
@@ -39,7 +38,7 @@ class Family:
 
     model_type: str
     shape: dict[str, Any] = field(default_factory=dict)
-    refusal: UnservedArchitecture | None = None
+    refusal: str | None = None
     note: str = ""
 
     def make(self) -> Any:
@@ -83,7 +82,7 @@ def served(model_type: str, note: str = "", **shape: Any) -> Family:
     return Family(model_type, shape, note=note)
 
 
-def refused(model_type: str, refusal: UnservedArchitecture, **shape: Any) -> Family:
+def refused(model_type: str, refusal: str, **shape: Any) -> Family:
     return Family(model_type, shape, refusal)
 
 
@@ -229,7 +228,7 @@ def test_a_family_that_is_not_served_is_refused_in_plain_words(name: str) -> Non
     with pytest.raises(ModelRefused) as caught:
         check_numerics(TargetModel(family.make(), name="m"))
     said = str(caught.value)
-    assert said.startswith(f"m (model type {family.model_type}) cannot be served: {family.refusal.why}")
+    assert said.startswith(f"m (model type {family.model_type}) cannot be served: {family.refusal}")
     assert said.endswith(f"; {OTHER_MODEL}")
 
 
@@ -254,7 +253,7 @@ def test_a_sequence_ends_where_its_length_would_change_the_positions_of_the_whol
 def row(name: str, family: Family) -> str:
     """Return the family's row in the table of docs/models.md."""
     if family.refusal:
-        return f"| {name} | no | {family.refusal.why} |"
+        return f"| {name} | no | {family.refusal} |"
     return f"| {name} | yes | {family.note} |"
 
 

@@ -115,7 +115,7 @@ class GraphedForward:
     ) -> None:
         """Capture nothing yet. heads: query heads of a layer. layers: shapes of their keys and values.
 
-        most_rows: as for `bound`.
+        most_rows: of a step, for which there are buffers; those for the logits take most.
         """
         self._forward = forward
         self._new_recorder = new_recorder
@@ -123,15 +123,9 @@ class GraphedForward:
         dim = max(layer.value_dim for layer in layers)
         self._items = max(1, PARTIAL_BYTES // (4 * TILE * heads * (dim + 2)))
         self._static: _Static | None = None
-        self._widths: tuple[int, ...] = WIDTHS
-        self.bound(most_rows)
+        self._widths = [width for width in WIDTHS if width <= width_of(min(most_rows, WIDTHS[-1]))]
         self.off = ""
         """The reason why this model runs without graphs; empty if it runs with them."""
-
-    def bound(self, most_rows: int) -> None:
-        """Make the buffers for steps of so many rows, of which those for the logits take most."""
-        self._widths = tuple(width for width in WIDTHS if width <= width_of(min(most_rows, WIDTHS[-1])))
-        self._static = None
 
     @property
     def recorded(self) -> int:
