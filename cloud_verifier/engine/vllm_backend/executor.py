@@ -247,8 +247,10 @@ class VllmExecutor:
             if not session.left:
                 return None
             verified = _verified(session, rows.batch, output.new_token_ids)
-            if output.new_logprobs is not None:
-                self._note_logprobs(session, verified, output.new_logprobs)
+            logprobs, top = output.new_logprobs, session.protocol.attach.logprobs
+            if logprobs is not None and top is not None:
+                kept = np.s_[: len(verified.tokens), : top + 1]
+                session.logprobs = _token_logprobs(logprobs.logprob_token_ids[kept], logprobs.logprobs[kept])
         except Exception as error:
             return InternalError(f"its tokens cannot be taken: {type(error).__name__}: {error}")
         if session.record:
@@ -259,14 +261,6 @@ class VllmExecutor:
                     log.exception("%d tokens cannot be recorded, and maybe more from here on", len(verified.tokens))
                 self.unrecorded += len(verified.tokens)
         return verified
-
-    def _note_logprobs(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
-        """Keep the log-probabilities of a session's tokens for its device, if it asks for them."""
-        count = len(verified.tokens)
-        ids, values = logprobs.logprob_token_ids[:count], logprobs.logprobs[:count]
-        top = session.protocol.attach.logprobs
-        if top is not None:
-            session.logprobs = _token_logprobs(ids[:, : top + 1], values[:, : top + 1])
 
     def _record(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
         """Keep a session's tokens, before they are committed, with the target's distributions."""

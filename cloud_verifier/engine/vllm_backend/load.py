@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import vllm
-from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
@@ -22,7 +21,7 @@ from cloud_verifier.engine.interface import Failed
 from cloud_verifier.engine.step_profiler import measure_cost
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
-from cloud_verifier.engine.vllm_backend.slots import KV_SLOTS
+from cloud_verifier.engine.vllm_backend.worker import KV_SLOTS
 from outrider.artifacts.model_files import INDEX
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
@@ -111,7 +110,8 @@ def engine_core(
         if current_platform.is_cpu():
             _fit_cpu(arguments, config.kv_slots, further)
         settings = engine_settings(arguments)
-        if nodes and current_platform.is_cpu() and _keeps_state(settings.model_config):
+        target = settings.model_config
+        if nodes and current_platform.is_cpu() and (target.is_hybrid or target.is_attention_free):
             raise ModelRefused(f"vLLM does not serve {model}: {RUNNING_STATE}")
         if not settings.scheduler_config.enable_chunked_prefill:
             raise ModelRefused(f"vLLM does not serve {model}: {WHOLE_PROMPTS}")
@@ -137,11 +137,6 @@ def engine_settings(arguments: EngineArgs) -> Any:
         arguments.enable_prefix_caching = False
         settings = arguments.create_engine_config()
     return settings
-
-
-def _keeps_state(model: ModelConfig) -> bool:
-    """Return whether a model has layers other than attention, such as Mamba's or linear attention's."""
-    return bool(model.is_hybrid or model.is_attention_free)
 
 
 def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -> None:

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from vllm.distributed import get_pp_group
 from vllm.platforms import current_platform
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
 from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
 from cloud_verifier.engine.sampling import Sampler, top_logprobs
-from cloud_verifier.engine.vllm_backend.slots import bytes_of_slots
 from outrider.core.constraint import Grammars, constraint_of, grammars_of
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 SESSION = "outrider"
 """Key of a session's sampling parameters among the extra arguments of its request."""
+KV_SLOTS = "outrider_kv_slots"
+"""Key, in vLLM's additional configuration, of the number of tokens whose keys and values are held."""
 NO_TOKEN = -1
 """Fills the rest of a row of tokens, as vLLM's rejection sampler does."""
 
@@ -78,13 +81,33 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
 
     def determine_available_memory(self) -> int:
         available: int = super().determine_available_memory()
-        wanted = bytes_of_slots(self.vllm_config, self.get_kv_cache_spec())
+        wanted = _bytes_of_slots(self.vllm_config, self.get_kv_cache_spec())
         return available if wanted is None else wanted
 
     def execute_model(self, scheduler_output: Any) -> Any:
         if not get_pp_group().is_last_rank:
             take_sampled(self.model_runner, scheduler_output.scheduled_cached_reqs)
         return super().execute_model(scheduler_output)
+
+
+def _bytes_of_slots(vllm_config: Any, layers: dict[str, Any]) -> int | None:
+    """Return the bytes of as many slots as the configuration says; None if it says nothing.
+
+    layers: name -> vLLM's description of its cache. A block holds keys and values of one kind of layers alone, such as
+    those with a sliding window, and all blocks come from one pool: so the slots take blocks of every kind, as many as
+    that number of tokens takes, or the longest sequence if that is more.
+    """
+    slots = (vllm_config.additional_config or {}).get(KV_SLOTS)
+    if slots is None:
+        return None
+    register_all_kvcache_specs(vllm_config)
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, layers)
+    blocks = 1  # vLLM never uses the first one
+    for spec in (group.kv_cache_spec for group in groups):
+        longest = -(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes)
+        blocks += max(longest, -(-slots // spec.block_size))
+    size: int = kv_cache_utils._pool_bytes_per_block(vllm_config, groups)
+    return blocks * size
 
 
 def take_sampled(runner: Any, cached: Any) -> None:
@@ -155,7 +178,8 @@ class CoupledSampling:
             row += count + 1
             draft += count
         visited: list[tuple[int, int]] = []
-        for (index, chain), path in zip(chains.items(), self._paths(logits, [*chains.values()]), strict=True):
+        paths = verify_chains(logits, [*chains.values()], self._device)
+        for (index, chain), path in zip(chains.items(), paths, strict=True):
             chain.sampler.commit(path)
             tokens[index, : len(path)] = path
             if self._runner.requests[request_ids[index]].sampling_params.logprobs is not None:
@@ -163,10 +187,6 @@ class CoupledSampling:
         self._forget()
         sampled = torch.from_numpy(tokens)
         return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(logits, tokens, visited))
-
-    def _paths(self, logits: torch.Tensor, chains: Sequence[Chain]) -> list[list[int]]:
-        """Return the target's tokens along each chain; none if none can be chosen."""
-        return verify_chains(logits, chains, self._device)
 
     def _chain(self, request_id: str, row: int, drafts: Sequence[int]) -> Chain:
         """Return a request's rows, which begin at `row`."""
@@ -187,14 +207,13 @@ class CoupledSampling:
             rule = None if typical is None else TypicalAcceptance(**typical)
             params = SamplingParams(**values, logit_bias=bias, typical=rule)
             tokens = [*output, *state.output_token_ids]
-            grammar = self._grammars(session["eos"]).begin(params.grammar) if params.grammar else None
+            grammar = None
+            if params.grammar:
+                grammar = target_grammars(self._runner.model_config, session["eos"]).begin(params.grammar)
             constraint = constraint_of(grammar, session["ends"], session["min_tokens"], tokens)
             sampler = Sampler(params, prompt, tokens, constraint)
             known = self._sessions[request_id] = (state, sampler, len(output))
         return known[1], known[2]
-
-    def _grammars(self, eos_token_ids: Sequence[int]) -> Grammars:
-        return target_grammars(self._runner.model_config, eos_token_ids)
 
     def _forget(self) -> None:
         """Forget the samplers of requests that have ended."""
