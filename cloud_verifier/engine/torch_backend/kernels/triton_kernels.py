@@ -1,4 +1,4 @@
-"""Define the kernels of `triton` attention, and launch them; the only module that imports triton.
+"""Define the kernels of `triton` attention and of RMS norms, and launch them; the only module here that imports triton.
 
 `step_tables.py` describes the layout of tables. Keys and values of a layer are `[slots, kv heads, dim]`, contiguous.
 The query heads of a key head are adjacent rows of a tile, so that a tile of TILE tokens reads its keys once for several
@@ -229,6 +229,23 @@ def merge_kernel(
     tl.store(to, acc.to(result.dtype.element_ty), mask=live[:, None] & (dv[None, :] < DV))
 
 
+@triton.jit
+def rms_norm_kernel(
+    x, weight, out, eps, inner, outer_stride, inner_stride, N: tl.constexpr, PAD: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """Write one row's norm; grid (rows). ROUNDED: to x's dtype before it is multiplied by the weight."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, PAD)
+    there = place < N
+    begin = x + row // inner * outer_stride + row % inner * inner_stride
+    v = tl.load(begin + place, mask=there, other=0.0).to(tl.float32)
+    v = v * tl.rsqrt(tl.sum(v * v, axis=0) / N + eps)
+    if ROUNDED:
+        v = v.to(x.dtype.element_ty).to(tl.float32)
+    v = v * tl.load(weight + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * N + place, v.to(out.dtype.element_ty), mask=there)
+
+
 def empty_partials(items: int, heads: int, dim: int, device: torch.device) -> Partials:
     """Return buffers for the partial results of so many items; dim: of the values."""
     parts = items * step_tables.TILE
@@ -277,6 +294,22 @@ def attend(
     dims = groups, _power_of_two(groups), dv, _padded(dv), scoring.sinks is not None
     merge_kernel[(rows, kv_heads)](*partials, sinks, tables, result, width, *dims, num_warps=4)
     return result
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, rounded: bool) -> torch.Tensor:
+    """Return x `[..., m, n]` divided by its root mean square, times weight `[n]`: contiguous, in the dtype that torch
+    gives their product."""
+    inner, n = x.shape[-2:]
+    if x.stride(-1) != 1 or any(size != 1 for size in x.shape[:-3]):
+        x = x.contiguous()
+    out = torch.empty(x.shape, dtype=torch.result_type(x, weight) if rounded else x.dtype, device=x.device)
+    strides = x.stride(-3) if x.ndim > 2 else 0, x.stride(-2)
+    pad = _power_of_two(n)
+    with torch.cuda.device_of(x):  # triton launches on the current device
+        rms_norm_kernel[(x.numel() // n,)](
+            x, weight, out, eps, inner, *strides, n, pad, rounded, num_warps=max(1, min(16, pad // 256))
+        )
+    return out
 
 
 def launch_constants(groups: int, dk: int, dv: int, dtype: torch.dtype) -> tuple[dict[str, int], int, int]:
