@@ -63,7 +63,7 @@ def _described(state: ReleaseState) -> Iterator[str]:
     yield f"device     {state.device_id}"
     for refusal in state.refused:
         at = datetime.datetime.fromtimestamp(refusal.at_unix, datetime.UTC).isoformat(timespec="seconds")
-        yield f"refused    {refusal.digest[:12]} (version {refusal.version}) {at}: {refusal.kind}: {refusal.reason}"
+        yield f"refused    {_named(refusal.release)} {at}: {refusal.kind}: {refusal.reason}"
 
 
 def _named(release: InstalledRelease | None) -> str:

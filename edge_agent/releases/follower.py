@@ -179,7 +179,7 @@ class Follower:
             version=manifest.version,
             canary=offer.canary,
             manifest=manifest_digest(offer.manifest),
-            key_id=_parsed(offer.manifest).key_id,
+            key_id=pb.SignedManifest.FromString(offer.manifest).key_id,
         )
         if self._in_use == release.digest:
             await asyncio.to_thread(folder.change, folder.state.take(release))  # it may be a canary no longer
@@ -190,11 +190,7 @@ class Follower:
                 return False
         if not await self._drafts.retired(_RETIRE_S):
             return False  # no third model is loaded
-        try:
-            pool = await self._loaded(folder, release)
-        except ReleaseRefused as error:
-            await self._refuse(folder, release, error)
-            raise
+        pool = await self._loaded(folder, release)
         try:
             await asyncio.to_thread(folder.write, folder.state.take(release))
         except BaseException as error:
@@ -285,36 +281,40 @@ class Follower:
                 return await self._loaded(folder, release)
             except ReleaseRefused as error:
                 self._note(error, release.manifest)
-                await self._refuse(folder, release, error)
         return None
 
     async def _loaded(self, folder: ReleaseFolder, release: InstalledRelease) -> DraftPool:
-        """Load a release and start its first worker. Raises ReleaseRefused, or ImportError if llama.cpp is missing."""
-        pool: DraftPool | None = None
+        """Load a release and start its first worker.
+
+        Raises ReleaseRefused for one that cannot be loaded, which is not tried again before `outrider-edge releases
+        forget`, or ImportError if llama.cpp is missing.
+        """
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                file = folder.files.path(release.digest)
-                pool = await self._load(file, f"version {release.version}", release.digest)
-                await pool.warm_up()
-            if pool.start_failure:
-                raise ReleaseRefused("unusable", f"{release}: {pool.start_failure}")
-            return pool
-        except BaseException as error:
-            if pool is not None:
-                await pool.close()
-            # The release is not at fault if llama.cpp is missing or if loading was cancelled.
-            if isinstance(error, ReleaseRefused | ImportError) or not isinstance(error, Exception):
-                raise
-            if isinstance(error, VocabularyMismatch):
-                message = f"{release} has another vocabulary than the target: {error}"
-                raise ReleaseRefused("vocabulary", message) from error
-            timed_out = isinstance(error, TimeoutError)
-            reason = f"had not started after {_LOAD_TIMEOUT_S:.0f} s" if timed_out else f"cannot be loaded: {error}"
-            raise ReleaseRefused("unusable", f"{release} {reason}") from error
+                return await self._started(folder.files.path(release.digest), release)
+        except VocabularyMismatch as error:
+            refused = ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}")
+        except TimeoutError:
+            refused = ReleaseRefused("unusable", f"{release} had not started after {_LOAD_TIMEOUT_S:.0f} s")
+        except ImportError:
+            raise
+        except Exception as error:
+            refused = ReleaseRefused("unusable", f"{release} cannot be loaded: {error}")
+        state = folder.state.refuse(release, refused.kind, str(refused), time.time())
+        await asyncio.to_thread(folder.change, state)
+        raise refused
 
-    async def _refuse(self, folder: ReleaseFolder, release: InstalledRelease, error: ReleaseRefused) -> None:
-        """Remember a release that cannot be loaded; it is not tried again before `outrider-edge releases forget`."""
-        await asyncio.to_thread(folder.change, folder.state.refuse(release, error.kind, str(error), time.time()))
+    async def _started(self, file: Path, release: InstalledRelease) -> DraftPool:
+        """Load a file and start its first worker. Raises ModelRefused, ImportError."""
+        pool = await self._load(file, f"version {release.version}", release.digest)
+        try:
+            await pool.warm_up()
+            if pool.start_failure:
+                raise ModelRefused(pool.start_failure)
+        except BaseException:  # a cancellation, above all
+            await pool.close()
+            raise
+        return pool
 
     def _note(self, error: ReleaseRefused, manifest: str) -> None:
         """Log and count a refusal, once by release and kind. manifest: digest of the release's manifest."""
@@ -329,15 +329,9 @@ class Follower:
 
 def manifest_digest(signed: bytes) -> str:
     """Return the SHA-256 of a manifest's signed part, by which it is remembered: anyone can change the rest."""
-    return hashlib.sha256(_parsed(signed).manifest or signed).hexdigest()
-
-
-def _parsed(signed: bytes) -> pb.SignedManifest:
-    """Return the parsed manifest; an empty one where it cannot be parsed."""
-    try:
-        return pb.SignedManifest.FromString(signed)
-    except DecodeError:
-        return pb.SignedManifest()
+    with contextlib.suppress(DecodeError):
+        signed = pb.SignedManifest.FromString(signed).manifest or signed
+    return hashlib.sha256(signed).hexdigest()
 
 
 def check(signed: bytes, keys: Mapping[str, bytes], target: Target, state: ReleaseState) -> Manifest:
@@ -351,34 +345,31 @@ def check(signed: bytes, keys: Mapping[str, bytes], target: Target, state: Relea
         raise ReleaseRefused("signature", str(error)) from error
     except BadRequest as error:
         raise ReleaseRefused("manifest", str(error)) from error
-    release = f"release {manifest.digest[:12]} (version {manifest.version})"
+    known = state.refusal(manifest_digest(signed))
+    kind: RefusalKind
     if manifest.weights_hash != target.weights_hash:
-        raise ReleaseRefused(
+        kind, wrong = (
             "target",
-            f"{release} drafts for a target with the weights {manifest.weights_hash[:24]}, this one's are "
+            f"drafts for a target with the weights {manifest.weights_hash[:24]}, this one's are "
             f"{target.weights_hash[:24]}; publish it for that target, or train one for this",
         )
-    if manifest.tokenizer_hash != target.tokenizer_hash:
-        raise ReleaseRefused(
+    elif manifest.tokenizer_hash != target.tokenizer_hash:
+        kind, wrong = (
             "tokenizer",
-            f"{release} was made for the tokenizer {manifest.tokenizer_hash[:24]}, the target's is "
+            f"was made for the tokenizer {manifest.tokenizer_hash[:24]}, the target's is "
             f"{target.tokenizer_hash[:24]}; export it with the target's own tokenizer",
         )
-    if manifest.version < state.floor:
-        raise ReleaseRefused(
+    elif manifest.version < state.floor:
+        kind, wrong = (
             "version",
-            f"{release} is older than version {state.floor}, which this device has loaded as stable; "
+            f"is older than version {state.floor}, which this device has loaded as stable; "
             "to go back to an old draft publish its file as a new version",
         )
-    if manifest.size > MAX_BYTES:
-        raise ReleaseRefused(
-            "size",
-            f"{release} has {manifest.size} bytes, this device takes at most {MAX_BYTES}; quantise it further",
-        )
-    known = state.refusal(manifest_digest(signed))
-    if known is not None:
-        raise ReleaseRefused(
-            "remembered",
-            f"{release} was refused here before: {known.reason}; `outrider-edge releases forget` gives it another try",
-        )
-    return manifest
+    elif manifest.size > MAX_BYTES:
+        kind, wrong = "size", f"has {manifest.size} bytes, this device takes at most {MAX_BYTES}; quantise it further"
+    elif known is not None:
+        again = "`outrider-edge releases forget` gives it another try"
+        kind, wrong = "remembered", f"was refused here before: {known.reason}; {again}"
+    else:
+        return manifest
+    raise ReleaseRefused(kind, f"release {manifest.digest[:12]} (version {manifest.version}) {wrong}")

@@ -55,9 +55,7 @@ class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
 class Refusal(BaseModel, frozen=True, extra="forbid", strict=True):
     """A release that could not be loaded, and why."""
 
-    manifest: _Hex
-    digest: _Hex
-    version: _Version
+    release: InstalledRelease
     kind: Annotated[str, Field(max_length=32)]
     reason: Annotated[str, Field(max_length=MAX_REASON)]
     at_unix: float
@@ -78,7 +76,7 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def refusal(self, manifest: str) -> Refusal | None:
         """Return why the release with this manifest was refused; None if it was not."""
-        return next((refusal for refusal in self.refused if refusal.manifest == manifest), None)
+        return next((refusal for refusal in self.refused if refusal.release.manifest == manifest), None)
 
     def trusting(self, keys: Collection[str]) -> ReleaseState:
         """Drop the releases of publishers that are no longer trusted. keys: ids of the trusted ones."""
@@ -101,15 +99,8 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def refuse(self, release: InstalledRelease, kind: str, reason: str, now_unix: float) -> ReleaseState:
         """Remember that a release could not be loaded; if it is the current one, go back to the last good one."""
-        refusal = Refusal(
-            manifest=release.manifest,
-            digest=release.digest,
-            version=release.version,
-            kind=kind,
-            reason=reason[:MAX_REASON],
-            at_unix=now_unix,
-        )
-        kept = tuple(one for one in self.refused if one.manifest != refusal.manifest)
+        refusal = Refusal(release=release, kind=kind, reason=reason[:MAX_REASON], at_unix=now_unix)
+        kept = tuple(one for one in self.refused if one.release.manifest != release.manifest)
         state = self.dropped() if self.current == release else self
         return state._with(refused=(*kept, refusal)[-MAX_REFUSED:])
 

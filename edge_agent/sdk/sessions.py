@@ -17,7 +17,7 @@ from edge_agent.config import EdgeSettings
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk.request import Request
-from edge_agent.session.coordinator_client import CoordinatorClient, Placement
+from edge_agent.session.coordinator_client import CoordinatorClient, grants_of, prior_of
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
@@ -157,8 +157,9 @@ class Sessions:
             placement = await self._placed(len(session.prompt), release, request.traffic_class, budget_s, statistics)
             if placement is not None:
                 stack.callback(self.close_session, placement)
-                if drafts.pool is not None and drafts.pool.release == release and placement.prior:
-                    drafts.pool.apply_prior(placement.prior)
+                prior = prior_of(placement)
+                if drafts.pool is not None and drafts.pool.release == release and prior is not None:
+                    drafts.pool.apply_prior(prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
             draft = await stack.enter_async_context(drafts.session(session))
             draft.grammar = bundle.grammar(request.sampling.grammar)
@@ -200,7 +201,9 @@ class Sessions:
             await client.describe()
 
     @contextlib.asynccontextmanager
-    async def _artifacts(self, placement: Placement | None, budget_s: float) -> AsyncIterator[ArtifactClient]:
+    async def _artifacts(
+        self, placement: pb.OpenSessionResponse | None, budget_s: float
+    ) -> AsyncIterator[ArtifactClient]:
         try:
             yield ArtifactClient(
                 self.route(placement, budget_s),
@@ -246,7 +249,7 @@ class Sessions:
         traffic_class: str = "",
         look_s: float | None = None,
         statistics: Statistics | None = None,
-    ) -> Placement | None:
+    ) -> pb.OpenSessionResponse | None:
         """Open a session at the coordinator; None without one.
 
         look_s: how long to wait while no verifier lives; None: as long as for room. statistics: tell why it waits.
@@ -275,7 +278,7 @@ class Sessions:
         self.on_release_notice(placement.release_serial)
         return placement
 
-    async def _placed(self, *arguments: Any) -> Placement | None:
+    async def _placed(self, *arguments: Any) -> pb.OpenSessionResponse | None:
         """Place as `place` does, but leave no session behind if the caller is cancelled meanwhile."""
         placing = self._tasks.begin(self.place(*arguments))
         try:
@@ -285,14 +288,14 @@ class Sessions:
             placing.add_done_callback(self._close_unused)
             raise
 
-    def _close_unused(self, placing: asyncio.Task[Placement | None]) -> None:
+    def _close_unused(self, placing: asyncio.Task[pb.OpenSessionResponse | None]) -> None:
         if not placing.cancelled() and placing.exception() is None and (placement := placing.result()) is not None:
             self.close_session(placement)
 
-    def close_session(self, placement: Placement) -> None:
-        self._tasks.in_background(self.coordinator().close(placement.session_id, placement.ticket))
+    def close_session(self, placement: pb.OpenSessionResponse) -> None:
+        self._tasks.in_background(self.coordinator().close(placement.session_id, placement.primary.ticket))
 
-    def route(self, placement: Placement | None, budget_s: float) -> Route:
+    def route(self, placement: pb.OpenSessionResponse | None, budget_s: float) -> Route:
         """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
         backoff = Backoff(budget_s)
         if placement is None:
@@ -302,7 +305,7 @@ class Sessions:
         def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
             return self.coordinator().resume(session_id, ticket, failed, last_epoch)
 
-        return GrantRoute(placement.grants, resume, backoff)
+        return GrantRoute(grants_of(placement), resume, backoff)
 
     def _keep_winding_down(self, driver: SessionDriver) -> None:
         """Let the rest of a session's work outlive its last delivery."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -24,7 +23,6 @@ from outrider.telemetry.traces import call_metadata
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
-from outrider.wire.v1.session_pb2 import TargetIdentity
 
 _TIMEOUT_S = 5.0
 RECONNECT_TIMEOUT_S = 2.8
@@ -35,25 +33,6 @@ _ADVICE = (
     "start it, for example with `outrider up`, or give the address of one that runs with --coordinator or"
     " OUTRIDER_EDGE_COORDINATOR"
 )
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A session that the coordinator has opened."""
-
-    session_id: str
-    grants: tuple[pb.Grant, ...]
-    """The grant for the primary verifier, then the one for the standby, as far as there are any."""
-    target: TargetIdentity
-    prior: AcceptancePrior | None = None
-    """Acceptance of earlier sessions with the same workload key; None if it is not known."""
-    release_serial: int = 0
-    """Number that grows with every change of the draft releases; 0 if there are none."""
-
-    @property
-    def ticket(self) -> bytes:
-        """Return the first grant's ticket; empty if there is no grant."""
-        return self.grants[0].ticket if self.grants else b""
 
 
 class CoordinatorClient:
@@ -92,7 +71,7 @@ class CoordinatorClient:
         draft_release: str = "",
         traffic_class: str = "",
         device_id: str = "",
-    ) -> Placement:
+    ) -> pb.OpenSessionResponse:
         """Open a session on a verifier that serves `target` ("": the cluster's only one).
 
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
@@ -115,14 +94,7 @@ class CoordinatorClient:
         since, tries, looks = time.monotonic(), 0, False
         while True:
             try:
-                reply = await (self._open(request) if patient else self._open_once(request))
-                return Placement(
-                    reply.session_id,
-                    _grants(reply),
-                    reply.target,
-                    _prior(reply),
-                    reply.release_serial,
-                )
+                return await (self._open(request) if patient else self._open_once(request))
             except (Overloaded, Unavailable) as error:
                 absent = isinstance(error, Unavailable)
                 if absent is not looks:  # a cluster that comes back may be full at first
@@ -140,23 +112,16 @@ class CoordinatorClient:
             await asyncio.sleep(delay_s)
 
     async def resume(
-        self,
-        session_id: str,
-        ticket: bytes,
-        failed: Sequence[str],
-        last_epoch: int,
+        self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int
     ) -> tuple[pb.Grant, ...]:
-        """Return new grants with greater epochs for a session whose verifiers failed. Their order is Placement's.
+        """Return new grants with greater epochs for a session whose verifiers failed, the primary's first.
 
         ticket: any ticket of the session. failed: ids of the failed verifiers. last_epoch: the greatest epoch used.
         """
         request = pb.ResumeSessionRequest(
-            session_id=session_id,
-            ticket=ticket,
-            failed_verifiers=failed,
-            last_epoch=last_epoch,
+            session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
         )
-        return _grants(await self._call("ResumeSession", request))
+        return grants_of(await self._call("ResumeSession", request))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
         """Close the session, which frees its capacity before its lease expires."""
@@ -224,14 +189,14 @@ class CoordinatorClient:
         return answer
 
 
-def _grants(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
+def grants_of(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
+    """Return the grants for the primary verifier and for the standby, as far as there are any."""
     return tuple(getattr(reply, name) for name in ("primary", "standby") if reply.HasField(name))
 
 
-def _prior(reply: pb.OpenSessionResponse) -> AcceptancePrior | None:
-    """Return the prior; None if there is none or its rates are invalid, since a session can do without."""
+def prior_of(reply: pb.OpenSessionResponse) -> AcceptancePrior | None:
+    """Return the acceptance of earlier sessions of the same draft and class; None if it is not known or invalid."""
     prior = reply.prior
     rates = prior.first_acceptance, prior.sibling_acceptance
-    if not reply.HasField("prior") or not all(0.0 <= rate <= 1.0 for rate in rates):
-        return None
-    return AcceptancePrior(*rates, prior.observations)
+    valid = reply.HasField("prior") and all(0.0 <= rate <= 1.0 for rate in rates)
+    return AcceptancePrior(*rates, prior.observations) if valid else None

@@ -11,7 +11,7 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import target
 
-from edge_agent.session.coordinator_client import CoordinatorClient
+from edge_agent.session.coordinator_client import CoordinatorClient, grants_of
 from edge_agent.session.failover import DirectRoute, GrantRoute
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifacts import ArtifactClient
@@ -39,7 +39,7 @@ class World:
         async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[pb.Grant]:
             return await calls.resume(placement.session_id, ticket, failed, last_epoch)
 
-        route = GrantRoute(placement.grants, resume, Backoff(budget_s, draw=lambda: 0.0))
+        route = GrantRoute(grants_of(placement), resume, Backoff(budget_s, draw=lambda: 0.0))
         return ArtifactClient(
             route, lambda attach: self.channels.get(attach.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
         )

@@ -15,7 +15,7 @@ import pytest
 
 from edge_agent.session import coordinator_client
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
-from edge_agent.session.coordinator_client import CoordinatorClient
+from edge_agent.session.coordinator_client import CoordinatorClient, prior_of
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
@@ -77,11 +77,11 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     async with opening(opens) as coordinator:
         opens.prior = pb.Prior(first_acceptance=0.75, sibling_acceptance=0.5, observations=8)
         placed = await coordinator.open("", draft_release="d", traffic_class="code", device_id="a")
-        assert placed.prior == AcceptancePrior(0.75, 0.5, 8)
+        assert prior_of(placed) == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first_acceptance=float("nan"), sibling_acceptance=0.5, observations=8)
-        assert (await coordinator.open("")).prior is None
+        assert prior_of(await coordinator.open("")) is None
         opens.prior = None
-        assert (await coordinator.open("")).prior is None
+        assert prior_of(await coordinator.open("")) is None
     asked = [(one.draft_release, one.traffic_class, one.device_id) for one in opens.requests]
     assert asked == [("d", "code", "a"), ("", "", ""), ("", "", "")]
 

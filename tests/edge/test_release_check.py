@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.releases.download import ReleaseRefused
 from edge_agent.releases.follower import MAX_BYTES, check, manifest_digest
-from edge_agent.releases.state import Refusal, ReleaseState
+from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 
@@ -56,19 +56,15 @@ def test_an_untrusted_key_and_a_forged_signature_are_refused() -> None:
 
 def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_given() -> None:
     signed = sign(MANIFEST, SIGNER)
-    refusal = Refusal(
-        manifest=manifest_digest(signed),
-        digest=MANIFEST.digest,
-        version=5,
-        kind="unusable",
-        reason="it was bad",
-        at_unix=1.0,
+    release = InstalledRelease(
+        digest=MANIFEST.digest, version=5, canary=False, manifest=manifest_digest(signed), key_id=SIGNER.key_id
     )
+    refused = ReleaseState().refuse(release, "unusable", "it was bad", 1.0)
     with pytest.raises(ReleaseRefused, match="it was bad") as caught:
-        check(signed, KEYS, TARGET, ReleaseState(refused=(refusal,)))
+        check(signed, KEYS, TARGET, refused)
     assert caught.value.kind == "remembered"
     wrapped = signed + b"\xfa\x01\x01x"  # a field that nobody knows: what is signed is the same
     with pytest.raises(ReleaseRefused, match="it was bad"):
-        check(wrapped, KEYS, TARGET, ReleaseState(refused=(refusal,)))
+        check(wrapped, KEYS, TARGET, refused)
     resigned = sign(dataclasses.replace(MANIFEST, version=6), SIGNER)  # on purpose: its publisher means it
-    assert check(resigned, KEYS, TARGET, ReleaseState(refused=(refusal,))).version == 6
+    assert check(resigned, KEYS, TARGET, refused).version == 6

@@ -182,7 +182,7 @@ async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_ag
     await until(lambda: device.follower.refused["remembered"])
     state = device.state
     assert device.in_use == good and state.current is not None and state.current.digest == good and state.floor == 1
-    assert [one.digest for one in state.refused] == [bad]
+    assert [one.release.digest for one in state.refused] == [bad]
     with pytest.raises(BadRequest, match="end it first"):
         await said("forget")
     await device.end()
@@ -281,7 +281,7 @@ async def test_a_start_loads_the_last_release_that_is_trusted_whole_and_usable(
     again = Device(cluster, Signer.generate() if fault == "distrusted" else SIGNER)
     await again.start()
     assert again.in_use == (new if not fault else good if "new" in fault else NGRAM)
-    assert {one.digest for one in again.state.refused} == cluster.unusable
+    assert {one.release.digest for one in again.state.refused} == cluster.unusable
     assert (again.state.current is not None) == (again.in_use != NGRAM)
     await again.end()
 
