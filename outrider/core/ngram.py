@@ -26,11 +26,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 _START = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
 _BLOCK = 1024
-"""Tokens that are added one by one before they become a table: about 1,600 bytes each until then."""
-_RUNS = 4
-"""Tables of tokens that were added, while these are short; each costs a search in every look-up."""
-_LONGEST_RUN = 1 << 14
-"""Tokens of the longest table that is made by merging others."""
+"""Tokens that are counted one by one before they come into a table: about 1,600 bytes each until then."""
 _LARGEST = 2**31 - 1
 """The greatest token id."""
 
@@ -57,42 +53,29 @@ class _Table:
     """`[C]`: occurrences of each context."""
 
     @classmethod
-    def of_text(cls, text: NDArray[np.int64], first: int = 0) -> _Table:
+    def of(cls, text: NDArray[np.int64], first: int = 0) -> _Table:
         """Count the contexts of a text. first: index of the first token that may follow one."""
-        contexts, followers = [np.empty(0, np.uint64)], [text[:0]]
+        found, followers = [np.empty(0, np.uint64)], [text[:0]]
         hashes = np.full(len(text), _START, dtype=np.uint64)
         for order in range(1, min(ORDER, len(text) - 1) + 1):
             # hashes[i] becomes that of the `order` tokens that end at i; those before i = order - 1 are no contexts.
             earlier = text[: len(text) - order + 1].astype(np.uint64)
             hashes[order - 1 :] = hashes[order - 1 :] * np.uint64(_MULTIPLIER) + earlier
             begin = max(order, first)
-            contexts.append(hashes[begin - 1 : -1].copy())
+            found.append(hashes[begin - 1 : -1].copy())
             followers.append(text[begin:])
-        tokens = np.concatenate(followers)
-        return cls.of_pairs(np.concatenate(contexts), tokens, np.ones(len(tokens), np.int64))
-
-    @classmethod
-    def of_pairs(cls, contexts: NDArray[np.uint64], tokens: NDArray[np.int64], counts: NDArray[np.int64]) -> _Table:
-        """Return the table of contexts `[n]` with one follower each, which may repeat themselves."""
+        contexts, tokens = np.concatenate(found), np.concatenate(followers)
         # One key for each pair sorts several times as fast as two keys.
         pairs = (contexts ^ np.uint64(_START)) * np.uint64(_MULTIPLIER) + tokens.astype(np.uint64)
-        order = np.argsort(pairs)
-        firsts = _firsts(pairs[order])
-        counts = np.add.reduceat(counts[order], firsts) if len(firsts) else counts
-        contexts, tokens = contexts[order[firsts]], tokens[order[firsts]]
-        order = np.lexsort((-counts, contexts))
-        contexts, tokens, counts = contexts[order], tokens[order], counts[order]
+        by_pair = np.argsort(pairs)
+        firsts = _firsts(pairs[by_pair])
+        counts = np.diff(firsts, append=len(pairs))
+        contexts, tokens = contexts[by_pair[firsts]], tokens[by_pair[firsts]]
+        by_context = np.lexsort((-counts, contexts))
+        contexts, tokens, counts = contexts[by_context], tokens[by_context], counts[by_context]
         starts = _firsts(contexts)
         totals = np.add.reduceat(counts, starts) if len(starts) else counts
         return cls(contexts, tokens, counts, contexts[starts], np.append(starts, len(contexts)), totals)
-
-    def merged(self, other: _Table) -> _Table:
-        """Return the counts of both tables."""
-        return _Table.of_pairs(
-            np.concatenate((self.contexts, other.contexts)),
-            np.concatenate((self.tokens, other.tokens)),
-            np.concatenate((self.counts, other.counts)),
-        )
 
     def followers(self, hashes: Sequence[int]) -> list[tuple[int, int, list[int], list[int]]]:
         """Return (occurrences, kinds of followers, the most frequent ones, their counts) of each context.
@@ -115,28 +98,33 @@ class _Table:
 
 
 class NgramModel:
-    """Predicts the next token of a growing text. Not thread-safe."""
+    """Predicts the next token of a growing text. Not thread-safe.
+
+    What was there at first is in one table, and what was added in another, which is made anew for each block that has
+    come; the tokens after it are counted one by one.
+    """
 
     def __init__(self) -> None:
         """Begin with an empty text."""
-        self._recent: dict[int, dict[int, int]] = {}
-        """Hash of a context -> follower -> count, of the block's tokens."""
         self._tail: list[int] = []
         """The last ORDER tokens of the text, the latest one first."""
         self.reset(())
 
     def reset(self, tokens: Sequence[int]) -> None:
         """Replace the text. It takes about 1 microsecond for each token. Raises BadRequest for what is no token id."""
-        self._text = [_Table.of_text(_ids(tokens))] if tokens else []
-        """The table of this text."""
-        self._runs: list[tuple[int, _Table]] = []
-        """(tokens, table) of parts of what was added since, in the text's order."""
-        self._begin_block(tokens)
+        text = _ids(tokens)
+        self._tables = [_Table.of(text)]
+        self._before, self._added = text[-ORDER:], text[:0]
+        """The end of the first table's text, and the text of the second."""
+        self._begin_block()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text, in microseconds for each. Raises BadRequest, and appends none, if one is no id."""
         if len(self._block) + len(tokens) >= _BLOCK:
-            self._fold([*self._block, *tokens])
+            self._added = np.append(self._added, _ids([*self._block, *tokens]))
+            text = np.append(self._before, self._added)
+            self._tables[1:] = [_Table.of(text, len(self._before))]
+            self._begin_block()
             return
         _check_ids(tokens)
         self._block += tokens
@@ -145,6 +133,14 @@ class NgramModel:
                 followers = self._recent.setdefault(context, {})
                 followers[token] = followers.get(token, 0) + 1
             self._tail = [token, *self._tail[: ORDER - 1]]
+
+    def _begin_block(self) -> None:
+        """Begin to count tokens one by one."""
+        self._block: list[int] = []
+        """Tokens that are in no table."""
+        self._recent: dict[int, dict[int, int]] = {}
+        """Hash of a context -> follower -> count, of the block's tokens."""
+        self._tail = np.append(self._before, self._added)[: -ORDER - 1 : -1].tolist()
 
     def following(self, path: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return token ids and the logarithms of their probability after the text and `path`, most probable first.
@@ -174,36 +170,6 @@ class NgramModel:
                     mixed[token] = mixed.get(token, 0.0) + weight * count
         best = sorted(mixed.items(), key=itemgetter(1), reverse=True)[:FOLLOWERS]
         return np.array([token for token, _ in best], np.int64), np.log([share for _, share in best], dtype=np.float64)
-
-    @property
-    def _tables(self) -> list[_Table]:
-        return [*self._text, *(run for _, run in self._runs)]
-
-    def _fold(self, tokens: Sequence[int]) -> None:
-        """Make a table of the block and what follows it, which takes a tenth of the memory, and merge it with others.
-
-        As in a log-structured merge tree (O'Neil et al., 1996) a table is merged with one that is no longer, so that
-        a token is counted anew a few times and few tables are asked. Long ones stay apart: a merge takes two
-        microseconds a token, in which whoever asks waits.
-        """
-        text = _ids([*self._before, *tokens])
-        length, table = len(tokens), _Table.of_text(text, len(self._before))
-        while self._runs and (self._runs[-1][0] <= length or len(self._runs) >= _RUNS):
-            if self._runs[-1][0] + length > _LONGEST_RUN:
-                break
-            before, other = self._runs.pop()
-            length, table = before + length, other.merged(table)
-        self._runs.append((length, table))
-        self._begin_block(text.tolist())
-
-    def _begin_block(self, text: Sequence[int]) -> None:
-        """Begin to count tokens one by one. text: all before them, or its end."""
-        self._block: list[int] = []
-        """Tokens that are in no table."""
-        self._before = list(text[-ORDER:])
-        """Those that stand before them."""
-        self._recent = {}
-        self._tail = self._before[::-1]
 
 
 def _firsts(rising: NDArray[np.uint64]) -> NDArray[np.int64]:
