@@ -197,7 +197,7 @@ async def _status(config: DistillConfig) -> int:
     from cloud_verifier.distill.state import LoopState
 
     state = LoopState.load(config.state)
-    print(f"{state}: {state.run.cause}" if state.run else state)
+    print(f"{state} ({state.run.stage(config.runs)})" if state.run else state)
     for outcome in state.history:
         print(f"  run {outcome.number}: {outcome.result} {outcome.release[:12]} ({outcome.cause}) {outcome.reason}")
     if config.student == "heads":
@@ -224,7 +224,7 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "cloud_verifier.distill.training.run", str(options.folder)]
+    command = [sys.executable, "-m", "cloud_verifier.distill.stages", "training", str(options.folder)]
     os.execv(sys.executable, command)
 
 

@@ -102,8 +102,6 @@ class DistillConfig(BaseSettings):
 
     loss: Literal["kl", "tv", "hybrid"] = "hybrid"
     """Training loss: Kullback-Leibler divergence, total variation, or a mean of both."""
-    lora_rank: int = Field(0, ge=0, le=1024)
-    """Rank of the LoRA adapters that are trained; 0 trains all weights."""
     seed: int = 0
     """Seed of all random choices in a run."""
     dataset_options: dict[str, Any] = Field(default_factory=dict)
@@ -174,3 +172,8 @@ class DistillConfig(BaseSettings):
     def state(self) -> Path:
         """Return `state_dir` with the home directory in place of `~`."""
         return self.state_dir.expanduser()
+
+    @property
+    def runs(self) -> Path:
+        """Return the folder of the runs' folders."""
+        return self.state / "runs"

@@ -15,7 +15,7 @@ from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.heads import HeadsPublisher
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
-from cloud_verifier.distill.stage_processes import run_stage
+from cloud_verifier.distill.stages import run_stage
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded

@@ -20,7 +20,7 @@ from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.publishing.heads import HeadsPublisher
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
-from cloud_verifier.distill.run_folder import DONE, Job, RunFolder, clean_up
+from cloud_verifier.distill.run_folder import Job, RunFolder, Stage, clean_up
 from cloud_verifier.distill.state import LoopState, Result, RunOutcome, RunState
 from cloud_verifier.distill.watcher import TrafficWatcher
 from outrider.core.errors import Unavailable
@@ -48,7 +48,6 @@ class DistillLoop:
         self._publisher = publisher
         self._watcher = TrafficWatcher(config, publisher, counter, clock)
         self._clock = clock
-        self._runs = config.state / "runs"
         self.state = LoopState.load(config.state)
         self.stage_s: defaultdict[str, float] = defaultdict(float)
         """Stage -> seconds that it has taken since this process started."""
@@ -82,16 +81,15 @@ class DistillLoop:
         """
         run, poll_s = self.state.run, self._config.poll_s
         if run is not None:
-            folder = self._folder(run)
-            if folder.has_dataset and not folder.dataset_lasts(self._clock()):
-                folder.delete_dataset()  # tenants' retention also applies while the run waits
+            self._drop_expired(run)
             if wait and (wait_s := run.not_before_unix - self._clock()) > 0:
                 return min(wait_s, poll_s)
         try:
             new = await (self._watcher.watch(self.state) if run is None else self._continue(run))
-            if new is None or new == self.state:
+            if new is None:
                 return poll_s
-            self._set_state(new)
+            if new != self.state:
+                self._set_state(new)
         except Unavailable as error:
             log.warning("the step is tried again in %.0f s: %s", poll_s, error)
             if not wait:
@@ -102,83 +100,57 @@ class DistillLoop:
             if not wait:
                 raise
             return poll_s if self.state.run is None else 0.0
-        return poll_s if new.run == run else 0.0
+        return 0.0 if run is not None or new.run is not None else poll_s
 
     async def _continue(self, run: RunState) -> LoopState | None:
-        """Carry on with the run's stage and return the state that follows; None if the stage has to wait."""
-        job, target = Job.read(self._folder(run).path), self._publisher.target
+        """Do what the run's folder lacks next, and return the state that follows; None if the run has to wait."""
+        folder, stage = self._folder(run), run.stage(self._config.runs)
+        job, target = Job.read(folder.path), self._publisher.target
         if (job.weights_hash, job.tokenizer_hash) != (target.weights_hash, target.tokenizer_hash):
             reason = f"for target {job.weights_hash}, tokenizer {job.tokenizer_hash}; served is {target.weights_hash}"
             return self._ended(run, "failed", reason)
-        match run.stage:
-            case "training":
-                return await self._train(run)
-            case "gate":
-                return await self._evaluate(run)
-            case "publish":
-                return await self._publish(run)
-            case "canary":
-                return await self._await_canary(run)
-        if run.stage == "export" or not self._folder(run).has_dataset:
-            await self._run_stage(run)
-        return self.state.advanced(run)
-
-    async def _train(self, run: RunState) -> LoopState:
-        folder = self._folder(run)
-        if not folder.has_model:
-            if not folder.dataset_lasts(self._clock() + self._config.training_s):
-                return self._rebuild_dataset(run)
-            await self._run_stage(run)
-            if not folder.has_model:
-                raise StageFailed(f"training: ended without {DONE}; see training.log")
-        return self.state.advanced(run)
-
-    async def _evaluate(self, run: RunState) -> LoopState:
-        folder = self._folder(run)
-        if not folder.dataset_lasts(self._clock() + 60 * self._config.stage_minutes):
-            return self._rebuild_dataset(run)
-        await self._run_stage(run)
+        if stage == "canary":
+            return await self._await_canary(run)
+        if stage != "publish":
+            await self._run_stage(run, stage)
+            return self.state.advanced(run)
+        folder.delete_dataset()
         verdict = folder.verdict()
-        for note in verdict.get("notes", ()):
-            log.warning("run %d, gate: %s", run.number, note)
         if not verdict["passed"]:
             return self._ended(run, "refused", "; ".join(verdict["reasons"]))
-        return self.state.advanced(run)
-
-    async def _publish(self, run: RunState) -> LoopState:
-        folder = self._folder(run)
-        folder.delete_dataset()
-        job = Job.read(folder.path)
         release = await self._publisher.publish(
-            folder.path / job.artifact, job.quantization, run.incumbent, folder.verdict()["metrics"]
+            folder.path / job.artifact, job.quantization, run.incumbent, verdict["metrics"]
         )
-        return self.state.advanced(run, release=release.digest)
+        return self.state.advanced(run, release.digest)
 
     async def _await_canary(self, run: RunState) -> LoopState | None:
         known = await self._publisher.known()
         if run.release not in known:  # the coordinator's store has lost it
-            if run.release not in await self._publisher.restore(known):
-                self._set_state(self.state.advanced(run, to="publish"))
-            return None
+            return None if run.release in await self._publisher.restore(known) else self.state.advanced(run)
         decision = canary_result(known, run.release)
         return self._ended(run, *decision) if decision else None
 
-    def _rebuild_dataset(self, run: RunState) -> LoopState:
-        """Go back to the dataset stage, which omits expired passages. A training that has finished is not repeated."""
-        log.info("run %d: the dataset would expire during stage %s, and is built again", run.number, run.stage)
-        self._folder(run).delete_dataset()
-        return self.state.advanced(run, to="dataset")
+    def _drop_expired(self, run: RunState) -> None:
+        """Delete a dataset of which something expires before the stage that needs it ends: it is built again."""
+        stage, folder = run.stage(self._config.runs), self._folder(run)
+        needed_s = {"training": self._config.training_s, "gate": 60 * self._config.stage_minutes}.get(stage, 0.0)
+        if stage != "dataset" and folder.dataset.exists() and not folder.dataset_lasts(self._clock() + needed_s):
+            log.info("run %d: the dataset would expire during stage %s, and is deleted", run.number, stage)
+            folder.delete_dataset()
 
-    async def _run_stage(self, run: RunState) -> None:
-        """Run the current stage, and record its duration even if it fails. Raises StageFailed."""
-        log.info("run %d: %s", run.number, run.stage)
+    async def _run_stage(self, run: RunState, stage: Stage) -> None:
+        """Run a stage, and record its duration even if it fails. Raises StageFailed."""
+        log.info("run %d: %s", run.number, stage)
         started = self._clock()
+        folder = self._folder(run)
         try:
-            await self._stage_runner(run.stage, self._folder(run).path)
+            await self._stage_runner(stage, folder.path)
         finally:
             seconds = self._clock() - started
-            self.stage_s[run.stage] += seconds
+            self.stage_s[stage] += seconds
             self._set_state(self.state.with_stage_time(seconds, self._clock()))
+        if folder.next_stage == stage:
+            raise StageFailed(f"{stage}: ended without its result; see {stage}.log")
 
     def _ended(self, run: RunState, result: Result, reason: str) -> LoopState:
         return self.state.ended(run, result, reason, self._clock(), self._config)
@@ -210,10 +182,10 @@ class DistillLoop:
             log.info("run %d ended: %s%s", outcome.number, outcome.result, reason)
         if old.run is not None and new.run is None:
             stable = next((past.number for past in reversed(new.history) if past.result == "stable"), None)
-            clean_up(self._runs, new.last - self._config.keep_runs + 1, stable)
+            clean_up(self._config.runs, new.last - self._config.keep_runs + 1, stable)
 
     def _folder(self, run: RunState) -> RunFolder:
-        return RunFolder(self._runs, run.number)
+        return RunFolder(self._config.runs, run.number)
 
 
 def canary_result(known: Mapping[str, ReleaseRecord], digest: str) -> tuple[Result, str] | None:

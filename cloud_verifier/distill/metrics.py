@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.state import Result, Stage
+from cloud_verifier.distill.run_folder import Stage
+from cloud_verifier.distill.state import Result
 from outrider.telemetry.prometheus import counter, gauge, one_of
 
 WATCHING = "watching"
@@ -30,7 +31,7 @@ class DistillCollector(Collector):
         now = time.time()
         run, last = state.run, state.history[-1] if state.history else None
         yield gauge(f"{name}_run_number", "Number of the last run that was begun", state.last)
-        stages = one_of(run.stage if run else WATCHING, (WATCHING, *get_args(Stage)))
+        stages = one_of(run.stage(self._config.runs) if run else WATCHING, (WATCHING, *get_args(Stage)))
         yield gauge(f"{name}_stage", "1 for the loop's present stage, 0 for the others", stages, "stage")
         yield gauge(f"{name}_stage_failures", "Failures of the present stage in a row", run.failures if run else 0)
         yield counter(f"{name}_failures", "Failures of stages and of watching since the process began", loop.failures)

@@ -22,6 +22,9 @@ DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.g
 """Files that the stages write: dataset, trained model, the trainer's last file, the exported draft, the verdict."""
 
 
+Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
+
+
 class Job(BaseModel, frozen=True, extra="forbid"):
     """The parameters of a run's stages, which do not change while it lasts."""
 
@@ -72,14 +75,15 @@ class RunFolder:
         atomic_files.write(self.path / PLAN, json.dumps(training_plan, indent=1).encode())
 
     @property
-    def has_dataset(self) -> bool:
-        """Return whether the dataset is complete."""
-        return (self.dataset / CARD).is_file()
-
-    @property
-    def has_model(self) -> bool:
-        """Return whether the training is complete."""
-        return (self.path / DONE).is_file()
+    def next_stage(self) -> Stage:
+        """Return the stage that comes next: the first one whose result is missing."""
+        if self._has(VERDICT):
+            return "publish"
+        if not (self.dataset / CARD).is_file():
+            return "dataset"
+        if not self._has(DONE):
+            return "training"
+        return "gate" if self._has(DRAFT, HEADS) else "export"
 
     def dataset_lasts(self, until_unix: float) -> bool:
         """Return whether none of the dataset expires before a time in seconds; False if there is no dataset."""
@@ -90,11 +94,15 @@ class RunFolder:
 
     def delete_dataset(self) -> None:
         """Delete the dataset, to which tenants' retention applies as to the traffic log."""
+        (self.dataset / CARD).unlink(missing_ok=True)  # first: what a kill leaves is no dataset
         shutil.rmtree(self.dataset, ignore_errors=True)
 
     def verdict(self) -> dict[str, Any]:
         """Read the gate's verdict. Raises OSError and ValueError."""
         return dict(json.loads((self.path / VERDICT).read_bytes()))
+
+    def _has(self, *names: str) -> bool:
+        return any((self.path / name).is_file() for name in names)
 
 
 def clean_up(runs: Path, keep_from: int, besides: int | None) -> None:

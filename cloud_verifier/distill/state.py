@@ -6,16 +6,15 @@ The next start goes on from there, wherever a process was killed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import ClassTraffic, updated_usual
 from cloud_verifier.distill.errors import PermanentFailure, TooLittleTraffic
+from cloud_verifier.distill.run_folder import RunFolder, Stage
 from outrider.artifacts import atomic_files
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, ModelRefused
@@ -25,12 +24,8 @@ DAY_S = 86_400.0
 HISTORY = 50
 """Outcomes that are kept."""
 
-Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
 Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
 """waiting: published, but held by an operator's pin; it may become stable later."""
-_NEXT: Mapping[Stage, Stage] = dict(pairwise(get_args(Stage)))
-_PASSED_GATE: tuple[Stage, ...] = ("publish", "canary")
-"""Stages in which a run is not given up for errors that lie elsewhere."""
 _OWN_ERRORS = (BadRequest, ModelRefused, FileNotFoundError, ValueError)
 """Errors that lie with the draft, the publisher or a damaged file, and will not pass by themselves."""
 _MORE_TRAFFIC = 1.5
@@ -50,13 +45,16 @@ class RunState(BaseModel, frozen=True):
     """Seconds; time of the newest traffic that the run uses up."""
     seen: dict[str, ClassTraffic]
     """The traffic by class when the run began."""
-    stage: Stage = "dataset"
     release: str = ""
     """Hex digest of the published draft; empty before that."""
     failures: int = 0
-    """Failures of this stage in a row."""
+    """Failures of a stage in a row."""
     not_before_unix: float = 0.0
     """Seconds; time before which a failed stage is not tried again."""
+
+    def stage(self, runs: Path) -> Stage:
+        """Return the stage that the run is in, by the files in its folder."""
+        return "canary" if self.release else RunFolder(runs, self.number).next_stage
 
 
 class RunOutcome(BaseModel, frozen=True):
@@ -89,16 +87,15 @@ class LoopState(BaseModel, frozen=True):
     history: tuple[RunOutcome, ...] = ()
 
     def __str__(self) -> str:
-        return f"run {self.run.number}, {self.run.stage}" if self.run else f"watching, {self.last} runs so far"
+        return f"run {self.run.number}: {self.run.cause}" if self.run else f"watching, {self.last} runs so far"
 
     def changed(self, **changes: Any) -> Self:
         """Return the state with some fields changed."""
         return self.model_copy(update=changes)
 
-    def advanced(self, run: RunState, *, to: Stage | None = None, release: str = "") -> Self:
-        """Return the state with the run in its next stage, or in `to`. release: digest of the published draft."""
-        reset = {"stage": to or _NEXT[run.stage], "failures": 0, "not_before_unix": 0.0}
-        return self.changed(run=run.model_copy(update=reset | {"release": release or run.release}))
+    def advanced(self, run: RunState, release: str = "") -> Self:
+        """Return the state after a stage that worked. release: digest of the published draft."""
+        return self.changed(run=run.model_copy(update={"failures": 0, "not_before_unix": 0.0, "release": release}))
 
     def ended(self, run: RunState, result: Result, reason: str, now: float, config: DistillConfig) -> Self:
         """Return the state after a run. It has used up its traffic, whatever came of it."""
@@ -114,13 +111,17 @@ class LoopState(BaseModel, frozen=True):
         )
 
     def failed(self, run: RunState, error: Exception, now: float, config: DistillConfig) -> Self:
-        """Return the state after a failed stage: the run is put off, tried again later or given up."""
+        """Return the state after a failed stage: the run is put off, tried again later or given up.
+
+        A run that has passed the gate is not given up for errors that lie elsewhere.
+        """
         if isinstance(error, TooLittleTraffic):
             # As if the run had not begun: its traffic counts again.
             wanted = math.ceil(_MORE_TRAFFIC * sum(one.tokens for one in run.seen.values()))
             return self.changed(run=None, wanted=wanted)
         failures = run.failures + 1
-        kept = run.stage in _PASSED_GATE and not isinstance(error, _OWN_ERRORS)
+        passed = run.stage(config.runs) in ("publish", "canary")
+        kept = passed and not isinstance(error, _OWN_ERRORS)
         if not kept and (isinstance(error, PermanentFailure) or failures >= config.attempts):
             return self.ended(run, "failed", str(error), now, config)
         wait_s = backoff_s(failures, config.retry_s, config.retry_max_s, jitter=0.0)

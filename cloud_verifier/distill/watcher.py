@@ -36,7 +36,6 @@ class TrafficWatcher:
         self._counter = counter
         self._clock = clock
         self._artifacts = ArtifactStore(config.artifacts, config.suffix)
-        self._runs = config.state / "runs"
         self._first_draft = file_digest(config.draft) if config.draft.is_file() else ""
         self._tidied = float("-inf")
         self._waiting: set[str] = set()
@@ -91,7 +90,7 @@ class TrafficWatcher:
 
     def _prepare(self, state: LoopState, run: RunState) -> None:
         """Write what the run's stages need into its folder."""
-        config, target, folder = self._config, self._publisher.target, RunFolder(self._runs, run.number)
+        config, target, folder = self._config, self._publisher.target, RunFolder(self._config.runs, run.number)
         released = self._artifacts.path(run.incumbent)
         incumbent = released if run.incumbent and released.is_file() else config.draft
         base = incumbent if config.student == "heads" else self._model_of(state, run.incumbent) or incumbent
@@ -120,7 +119,7 @@ class TrafficWatcher:
             "base": str(job.base),
             "tokenizer": str(job.target),
             "dataset": str(folder.dataset.resolve()),
-            **{name: getattr(config, name) for name in ("loss", "lora_rank", "threads", "seed")},
+            **{name: getattr(config, name) for name in ("loss", "threads", "seed")},
             **({} if "steps" in config.training_options else {"minutes": config.train_minutes}),
             **({"heads": {}} if config.student == "heads" else {}),
             **config.training_options,
@@ -130,7 +129,7 @@ class TrafficWatcher:
     def _model_of(self, state: LoopState, digest: str) -> Path | None:
         """Return the model that a release was quantized from, as long as its run's folder is kept."""
         for outcome in reversed(state.history):
-            model = RunFolder(self._runs, outcome.number).path / MODEL
+            model = RunFolder(self._config.runs, outcome.number).path / MODEL
             if outcome.release == digest and model.is_dir():
                 return model
         return None

@@ -26,7 +26,6 @@ HEAVY = {
         "jinja2",
         "llama_cpp",
         "numpy",
-        "peft",
     ),
     *("prometheus_client", "pyarrow", "redis", "rich", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
     "yaml",

@@ -35,10 +35,6 @@ class TrainingPlan(BaseModel):
     kl_share: float = Field(default=0.5, ge=0, le=1)
     """First part of the run, from 0 to 1, that uses KL alone whatever the loss: total variation has no gradient where
     the draft gives no probability."""
-    lora_rank: int = Field(default=0, ge=0, le=1024)
-    """Rank of the LoRA adapters on the layers' matrices (arXiv 2106.09685); 0 trains all weights instead."""
-    lora_alpha: float = Field(default=2.0, gt=0)
-    """Weight of the adapters, as a multiple of the rank."""
 
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
@@ -57,7 +53,7 @@ class TrainingPlan(BaseModel):
     """Last part of the run, from 0 to 1, in which the rate falls linearly to zero."""
     base_share: float = Field(default=0.1, ge=0, lt=1)
     """Weight of the base in the mean of base and trained weights that is the result (arXiv 2109.01903). It undoes much
-    of the forgetting at little cost to what was learnt. LoRA does not use it."""
+    of the forgetting at little cost to what was learnt."""
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_norm: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""
@@ -71,8 +67,6 @@ class TrainingPlan(BaseModel):
     depend on the machine."""
     measure_tokens: int = Field(default=16_384, ge=1)
     """Validation tokens of each traffic class that an evaluation reads."""
-    report_steps: int = Field(default=10, ge=1)
-    """Steps between lines of `curve.jsonl`."""
     save_seconds: float = Field(default=60.0, ge=0)
     """Seconds between checkpoints: the most training that a kill can lose."""
 
@@ -81,7 +75,7 @@ class TrainingPlan(BaseModel):
     """Precision of matrix products; weights, sums and the optimizer's state are float32. `auto` is bfloat16, and
     float32 on a CPU that has to emulate bfloat16."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads of each rank."""
+    """CPU threads."""
     seed: int = 0
 
     @model_validator(mode="after")

@@ -1,16 +1,14 @@
-"""Train a student: steps, evaluations on validation text, checkpoints and the curve."""
+"""Train a student: steps, evaluations on validation text, and checkpoints."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,8 +48,6 @@ class DraftTrainer:
         self._sampler = BatchSampler(self._texts, plan.batch_tokens, plan.seed)
         self._optimizer = build_optimizer(student, plan)
         self.progress = self._restored() or TrainingProgress(plan.digest)
-        # Step 0 is evaluated before any checkpoint: a run that was killed before its first one has left that line.
-        self._curve = Curve(folder / "curve.jsonl", self.progress.step or -1)
         self._saved = self._logged = time.monotonic()
 
     def run(self, stop: Callable[[], bool]) -> bool:
@@ -97,8 +93,6 @@ class DraftTrainer:
         now.step += 1
         now.tokens += labels
         now.overlap = overlap
-        if now.step % plan.report_steps == 0:
-            self._curve.write(now, loss=mean_loss, kl=kl, overlap=overlap, rate=rate, validation_overlap=None)
         if time.monotonic() - self._logged >= LOG_SECONDS:
             self._log(mean_loss, kl)
 
@@ -120,8 +114,6 @@ class DraftTrainer:
             now.best_step, now.best_overlap = now.step, overlap
             checkpoint.write(self._folder / "checkpoint" / BEST, checkpoint.gather(self._student), now)
         now.seconds += time.monotonic() - began
-        classes = {name: asdict(one) for name, one in scores.items()}
-        self._curve.write(now, validation_overlap=overlap, validation=classes)
         shown = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in scores.items())
         log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
 
@@ -170,29 +162,6 @@ def build_optimizer(student: Student | HeadsStudent, plan: TrainingPlan) -> torc
         eps=plan.adam_epsilon,
         weight_decay=plan.weight_decay,
     )
-
-
-class Curve:
-    """Appends to the file `curve.jsonl`: JSON lines in order of steps, one at a time."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        """Drop torn lines, and lines beyond `step`, which a killed run wrote after its last checkpoint."""
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        path.write_text("".join(line + "\n" for line in lines if _is_whole(line, step)), encoding="utf-8")
-        self._path = path
-
-    def write(self, now: TrainingProgress, **values: Any) -> None:
-        line = {"step": now.step, "seconds": round(now.seconds, 3), "tokens": now.tokens, **values}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def _is_whole(line: str, step: int) -> bool:
-    """Return whether a line is valid JSON, and of `step` at the latest."""
-    try:
-        return int(json.loads(line)["step"]) <= step
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +45,7 @@ async def test_enough_fresh_traffic_becomes_a_release_and_its_canary_is_awaited(
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert world.stages.begun == STAGES
-    assert loop.state.run is not None and loop.state.run.stage == "canary"
+    assert loop.state.run is not None and loop.state.run.release
     assert world.releases.states == {1: CANARY}
     world.releases.decide_all(STABLE)
     await until_idle(loop)
@@ -117,7 +118,7 @@ async def test_a_stage_that_fails_is_tried_again_later_and_each_time_later(world
     assert loop.state.run.not_before_unix == world.now + 10
     world.now += 11
     await until_idle(loop)
-    assert loop.state.run.stage == "canary" and loop.state.run.failures == 0
+    assert loop.state.run.release and loop.state.run.failures == 0
 
 
 async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: World) -> None:
@@ -151,7 +152,8 @@ async def test_while_the_coordinator_is_away_nothing_counts_as_a_failure(world: 
     await loop.step()
     world.releases.away = True
     await until_idle(loop)
-    assert loop.state.run is not None and (loop.state.run.stage, loop.state.run.failures) == ("publish", 0)
+    assert loop.state.run is not None and (loop.state.run.release, loop.state.run.failures) == ("", 0)
+    assert loop.state.run.stage(world.config.runs) == "publish"
     world.releases.away = False
     await until_idle(loop)
     assert world.releases.states == {1: CANARY}
@@ -192,9 +194,9 @@ async def test_a_dataset_that_would_expire_before_the_stage_ends_is_built_again(
     path.write_text(card(world.now + 60))
     world.now += 6
     await until_idle(loop)
-    assert loop.state.run is not None and loop.state.run.stage == "canary"
+    assert loop.state.run is not None and loop.state.run.release
     before = STAGES[: STAGES.index(stage) + 1]
-    assert world.stages.begun == [*before, "dataset", *(["training"] if stage == "training" else []), "export", "gate"]
+    assert world.stages.begun == [*before, "dataset", *STAGES[STAGES.index(stage) :]]
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -262,6 +264,6 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
         assert world.releases.states == {1: STABLE}
         if ended is not None:
             break
-        line += 3
-    assert line > 200
+        line += 3 if os.environ.get("OUTRIDER_NIGHTLY") else 31
+    assert line > 150
     gc.collect()  # files that killed runs left open are reported here, not in a later test

@@ -19,7 +19,7 @@ from cloud_verifier.distill.factory import target_hashes
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import CANARY
-from cloud_verifier.distill.stage_processes import run_stage
+from cloud_verifier.distill.stages import run_stage
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.artifacts.store import ArtifactStore

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import stat
 from pathlib import Path
 
@@ -85,8 +86,8 @@ def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> Non
         assert file_digest(place) == again.digest
         if ended is not None:
             break
-        line, kills = line + 1, kills + 1
-    assert kills > 40
+        line, kills = line + (1 if os.environ.get("OUTRIDER_NIGHTLY") else 5), kills + 1
+    assert kills > 8
     gc.collect()  # files that killed runs left open are reported here, not in a later test
 
 

@@ -1,13 +1,11 @@
-"""Test the training command: it learns, survives kills, and gives the same with one rank or two."""
+"""Test training: it learns, survives kills, and goes on where it was stopped."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,6 @@ from cloud_verifier.distill.training import run as training
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.student import Student
-
-
-def curve(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "curve.jsonl").read_text().splitlines()]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in curve(run) if "loss" in line]
 
 
 def trained(root: Path, name: str = "run", **changes: Any) -> Path:
@@ -54,7 +44,6 @@ def test_a_draft_comes_nearer_to_the_target_on_text_it_never_saw(loss: str, tmp_
     run = trained(tmp_path, loss=loss, kl_share=0.3, steps=40, measure_steps=20, learning_rate=1e-2)
     done = json.loads((run / "done.json").read_text())
     assert done["validation_overlap"]["best"] > done["validation_overlap"]["before"] + 0.1
-    assert losses(run)[-1] < losses(run)[0]
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     assert model.config.model_type == "qwen3" and (run / "model" / "tokenizer.json").exists()
 
@@ -64,7 +53,7 @@ def test_a_gguf_draft_is_trained_as_its_own_weights_would_be(tmp_path: Path) -> 
     write_gguf(tiny_draft("qwen3"), tiny_tokenizer(), tmp_path / "base.gguf", "base")
     from_folder = trained(tmp_path, "folder", steps=4)
     from_file = trained(tmp_path, "file", base=tmp_path / "base.gguf", tokenizer=base, steps=4)
-    assert losses(from_file) == losses(from_folder)
+    assert equal(weights(from_file), weights(from_folder))
 
 
 def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path) -> None:
@@ -101,7 +90,7 @@ def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return training.train(run)
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "loss": "kl"}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}])
 def test_a_run_that_was_stopped_gives_the_bits_of_one_that_was_not(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +100,6 @@ def test_a_run_that_was_stopped_gives_the_bits_of_one_that_was_not(
     assert not (tmp_path / "halves" / "done.json").exists()
     assert stopped_at(tmp_path / "halves", 9, monkeypatch) == 143
     assert training.train(tmp_path / "halves") == 0
-    assert losses(tmp_path / "halves") == losses(whole)
     assert equal(weights(tmp_path / "halves"), weights(whole))
 
 
@@ -121,43 +109,6 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path, monkeypatch: py
     tiny_plan(tmp_path, learning_rate=1e-4).write(tmp_path / "run")
     with pytest.raises(PermanentFailure, match="another plan"):
         training.train(tmp_path / "run")
-
-
-def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    run = trained(tmp_path, steps=2)
-    before = (run / "curve.jsonl").read_text()
-    assert training.train(run) == 0
-    assert (run / "curve.jsonl").read_text() == before
-
-
-def test_a_plan_that_cannot_be_read_fails_with_the_reason(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    (tmp_path / "plan.json").write_text('{"base": "x", "tokenizer": "x", "dataset": "x"}')
-    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path)])
-    caplog.set_level(logging.WARNING)  # restored at the end, whatever main() sets
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own
-    with pytest.raises(SystemExit) as ended:
-        training.main()
-    logged = capsys.readouterr().err
-    assert ended.value.code == 3 and "give either steps or minutes" in logged and "Traceback" not in logged
-
-
-def test_low_rank_training_leaves_the_base_and_writes_an_adapter_and_the_sum(tmp_path: Path) -> None:
-    run = trained(tmp_path, lora_rank=4, steps=30, learning_rate=1e-2)
-    adapter = load_file(run / "adapter" / "adapter_model.safetensors")
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict()
-    name = "model.layers.1.mlp.up_proj"
-    a, b = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
-    assert a.shape == (4, 64) and b.abs().max() > 0
-    after = weights(run)
-    torch.testing.assert_close(after[f"{name}.weight"], base[f"{name}.weight"] + 2.0 * b @ a, atol=1e-5, rtol=1e-4)
-    assert torch.equal(after["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
-    done = json.loads((run / "done.json").read_text())
-    assert done["validation_overlap"]["best"] > done["validation_overlap"]["before"] and done["adapter"] == "adapter"
 
 
 def test_the_result_is_a_mean_of_what_was_learnt_and_what_was_known(tmp_path: Path) -> None:

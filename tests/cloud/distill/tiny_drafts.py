@@ -108,7 +108,6 @@ def tiny_plan(root: Path, **changes: Any) -> TrainingPlan:
         "batch_tokens": 96,
         "micro_tokens": 64,
         "measure_steps": 4,
-        "report_steps": 1,
         "precision": "float32",
         "device": "cpu",
         "learning_rate": 3e-3,
