@@ -46,10 +46,10 @@ def up(options: argparse.Namespace) -> int:
     file = config_file(options.config)
     pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     _check_extras("coordinator", "verifier")
-    given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
-    _log_format.set("json" if given == "json" else "text")
+    settings = Layers(CoordinatorConfig, {"state_dir": options.state_dir} if options.state_dir else {}, file)
+    _log_format.set("json" if (options.log_format or settings.raw("log_format")) == "json" else "text")
     pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
-    return asyncio.run(_up(options, pair, file))
+    return asyncio.run(_up(options, pair, file, settings))
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -156,7 +156,7 @@ def _checked_pair(
         if not isinstance(path, str) or not path:
             continue
         if on_hub := hub_id(path):
-            given[flag] = path = str(fetch(path, where, tell=_progress))
+            given[flag] = path = str(fetch(path, where, tell=_say))
             if name == "model" and (flags_alone or not _is_set("verifier", "name", file)):
                 given["--name"] = on_hub[0]
         found[name] = where, Path(path)
@@ -167,14 +167,16 @@ def _checked_pair(
         where, draft = found["draft"]
         check_gguf(draft, where)
         if why := try_draft(draft, where):
-            _progress(f"the draft was not tried: {why}")
+            _say(f"the draft was not tried: {why}")
     return [word for flag, value in given.items() for word in (flag, value)]
 
 
 # --- up
 
 
-async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | None) -> int:
+async def _up(
+    options: argparse.Namespace, pair: Sequence[str], file: Path | None, settings: Layers[CoordinatorConfig]
+) -> int:
     shared = [
         *_given(options, "config", "tls_cert", "tls_key", "tls_client_ca", "log_format"),
         *(["--insecure"] if options.insecure else []),
@@ -184,24 +186,24 @@ async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | Non
         trust += ["--coordinator-cert", str(options.tls_cert), "--coordinator-key", str(options.tls_key)]
     failed: list[Child] = []
     made, environment = _tokens(file)
-    settings = _coordinator_settings(options.state_dir, file)
     state_dir = Path(settings.raw("state_dir"))
+    serves = settings.raw("artifacts") or settings.raw("http")
+    drafts = [] if serves else ["--artifacts", str(state_dir / "artifacts"), "--http", "127.0.0.1:0"]
     async with (
         Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s, environment=environment) as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
         with _until_signal():
-            drafts = _served_drafts(options.state_dir, file)
             await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
             if made:
                 path = stack.enter_context(local_tokens.kept(made, cluster.address, state_dir))
-                _progress(f"tokens of operators and verifiers, for your own commands, are in {path}")
+                _say(f"tokens of operators and verifiers, for your own commands, are in {path}")
             verifier = (*pair, *_given(options, "name", "engine", "engine_python"), *shared, *trust, *options.passed_on)
             count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
-            _say(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops")
+            _say(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops", sys.stdout)
             failed = await _failing(cluster)
     for child in failed:
-        _progress(f"outrider: {child.name} ended by itself; see its messages above")
+        _say(f"outrider: {child.name} ended by itself; see its messages above")
     return EXIT_FAILED if failed else 0
 
 
@@ -222,22 +224,22 @@ def _tokens(file: Path | None) -> tuple[Mapping[str, str], Mapping[str, str]]:
 
 
 async def _start_coordinator(cluster: Cluster, *arguments: str) -> None:
-    _progress("starting the coordinator: it starts or finds its Redis (1 to 5 s)")
+    _say("starting the coordinator: it starts or finds its Redis (1 to 5 s)")
     started = time.monotonic()
     child = await cluster.start_coordinator(*arguments)
-    _progress(f"coordinator is ready at {child.address} after {time.monotonic() - started:.0f} s")
+    _say(f"coordinator is ready at {child.address} after {time.monotonic() - started:.0f} s")
 
 
 async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> list[Child]:
     """Start verifiers side by side. If one fails, or this is cancelled, the others are stopped."""
     what = "a verifier: it imports" if count == 1 else f"{count} verifiers side by side: each imports"
     usual = "10 to 30 s for the demo target, minutes for a large one"
-    _progress(f"starting {what} torch, reads the target, checks it and measures its steps ({usual})")
+    _say(f"starting {what} torch, reads the target, checks it and measures its steps ({usual})")
     started = time.monotonic()
 
     async def start() -> Child:
         child = await cluster.start_verifier(*arguments)
-        _progress(f"{child.name} is ready at {child.address} after {time.monotonic() - started:.0f} s")
+        _say(f"{child.name} is ready at {child.address} after {time.monotonic() - started:.0f} s")
         return child
 
     starting = [asyncio.create_task(start()) for _ in range(count)]
@@ -249,16 +251,11 @@ async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> lis
         await asyncio.wait(starting)
 
 
-def _progress(text: str) -> None:
-    """Say on stderr how far this command is."""
-    _say(text, sys.stderr)
-
-
 def _say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line of this command itself; to stdout unless a stream is given."""
+    """Print a line of this command itself; to stderr unless a stream is given."""
     if _log_format.get() == "json":
         text = JsonFormatter("up").format(logging.makeLogRecord({"name": "outrider", "levelname": "INFO", "msg": text}))
-    print(text, file=stream, flush=True)
+    print(text, file=stream or sys.stderr, flush=True)
 
 
 def _print_log(name: str, line: str) -> None:
@@ -275,18 +272,6 @@ def _print_log(name: str, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _coordinator_settings(state_dir: str | None, file: Path | None) -> Layers[CoordinatorConfig]:
-    return Layers(CoordinatorConfig, {"state_dir": state_dir} if state_dir else {}, file)
-
-
-def _served_drafts(state_dir: str | None, file: Path | None = None) -> list[str]:
-    """Return the coordinator's flags that serve drafts from its state directory, unless its settings say from where."""
-    settings = _coordinator_settings(state_dir, file)
-    if settings.raw("artifacts") or settings.raw("http"):
-        return []
-    return ["--artifacts", str(Path(settings.raw("state_dir")) / "artifacts"), "--http", "127.0.0.1:0"]
-
-
 async def _failing(cluster: Cluster) -> list[Child]:
     """Wait for the end; return the children that failed: none if the last verifier ends with 0, as after a drain."""
     children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
@@ -298,7 +283,7 @@ async def _failing(cluster: Cluster) -> list[Child]:
             if failed := [child for code, child in ended if code or child is cluster.coordinator]:
                 return failed
             for _, child in ended:
-                _say(f"{child.name} has drained and ended")
+                _say(f"{child.name} has drained and ended", sys.stdout)
         return []
     finally:
         for task in exits:

@@ -9,17 +9,10 @@ import sys
 
 import pytest
 from certificate import self_signed
-from peers import identity
 
 from coordinator import cli
-from outrider.core.errors import NotFound
-from outrider.wire import channels, local_tokens
-from outrider.wire.status import abort
+from outrider.wire import local_tokens
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import coordinator_pb2_grpc
-from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
-
-EVIL = "\x1b[2J\u202eevil"
 
 
 @pytest.fixture
@@ -54,71 +47,6 @@ async def test_a_long_list_is_cut_with_a_notice_and_goes_on_from_there(coordinat
     assert "2 sessions are shown, and there are more: --limit N shows more of them, --after v1/b the next" in err
     code, out, err = await outrider("sessions", "list", "--limit", "3", "--after", "v1/b")
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["c", "d", "e"]
-
-
-class Hostile(coordinator_pb2_grpc.AdminServicer):
-    """Act as a coordinator that answers with values that no real one admits."""
-
-    verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
-    session = pb.SessionStatus(
-        telemetry=SessionTelemetry(session_id=EVIL, tenant=EVIL, traffic_class=EVIL, draft_release=EVIL),
-        verifier_id=EVIL,
-    )
-    window = pb.WindowDecision(
-        session_id=EVIL, verifier_id=EVIL, reason=EVIL, window=pb.Window(draft_wait_ms=1, nodes_per_level=1)
-    )
-
-    async def Status(self, request, context):
-        return pb.StatusResponse(verifiers=[self.verifier], sessions=[self.session], store=EVIL)
-
-    async def ListVerifiers(self, request, context):
-        return pb.ListVerifiersResponse(verifiers=[self.verifier], next="" if request.verifier_id else EVIL)
-
-    async def ListSessions(self, request, context):
-        return pb.ListSessionsResponse(sessions=[self.session])
-
-    async def ListWindows(self, request, context):
-        return pb.ListWindowsResponse(windows=[self.window])
-
-    async def ListTenants(self, request, context):
-        return pb.ListTenantsResponse(tenants=[pb.Tenant(name=EVIL, limits={}, use={})])
-
-    async def KillSession(self, request, context):
-        await abort(context, NotFound(EVIL))
-
-
-@pytest.fixture
-async def hostile():
-    server = channels.server()
-    coordinator_pb2_grpc.add_AdminServicer_to_server(Hostile(), server)
-    port = channels.bind(server, "127.0.0.1:0")
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(0)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["verifiers", "list", "--limit", "1"],
-        ["verifiers", "show", "v"],
-        ["sessions", "list"],
-        ["sessions", "show", "s"],
-        ["sessions", "kill", "s"],
-        ["tenants", "list"],
-        ["window", "show"],
-        ["status"],
-        ["top", "--once"],
-    ],
-)
-async def test_what_a_coordinator_says_cannot_steer_the_terminal(hostile, capsys, words):
-    for form in ([],) if words[0] == "top" else ([], ["-o", "json"]):
-        with pytest.raises(SystemExit):
-            await asyncio.to_thread(cli.main, [*words, *form, "--coordinator", hostile])
-        said = capsys.readouterr()
-        assert "evil" in said.out + said.err
-        assert all(c.isprintable() or c == "\n" for c in said.out + said.err)
-        assert len(said.out.splitlines()) < 100
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from peers import Peer, until
 
-from coordinator.api.server import running
 from coordinator.app import main
 from coordinator.store.embedded_redis import EmbeddedServer
 from outrider.core.errors import Unavailable
@@ -92,32 +90,6 @@ def test_an_embedded_server_whose_revival_failed_is_tried_again(tmp_path, monkey
         server.stop()
         assert not server.revive()
         assert server.pid is None
-
-
-async def test_a_revival_that_hangs_does_not_hold_up_calls_or_the_end(config, tmp_path, monkeypatch):
-    binary = tmp_path / "hangs"
-    binary.write_text("#!/bin/sh\nexec sleep 60\n")
-    binary.chmod(0o755)
-    embedded = []
-    monkeypatch.setattr(
-        "coordinator.api.server.EmbeddedServer", lambda: embedded.append(EmbeddedServer()) or embedded[0]
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(running(config(redis="embedded")))
-        monkeypatch.setattr("coordinator.store.embedded_redis._binary", lambda: str(binary))
-        dead = embedded[0].pid
-        os.kill(dead, signal.SIGKILL)
-
-        async def hangs():
-            return embedded[0].pid not in (dead, None)
-
-        await until(hangs)
-        peer = Peer(address, await stack.enter_async_context(channels.channel(address)))
-        began = time.monotonic()
-        with contextlib.suppress(Exception):
-            await peer.status()
-        assert time.monotonic() - began < 3
-    assert time.monotonic() - began < 6
 
 
 def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_path):

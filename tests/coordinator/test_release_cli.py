@@ -9,7 +9,6 @@ import pytest
 from releasing import SIGNER, name_of, publish, signed, states, steer
 
 from coordinator import cli
-from coordinator.cli import local
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -111,13 +110,3 @@ async def test_what_is_wrong_is_reported_in_one_line(outrider, coordinator, tmp_
         [line] = err.splitlines()
         assert line.startswith("outrider: ")
         assert complaint in line
-
-
-def test_up_serves_drafts_from_its_state_directory_unless_the_environment_says_where(monkeypatch) -> None:
-    for name in ("ARTIFACTS", "HTTP", "STATE_DIR"):
-        monkeypatch.delenv(f"OUTRIDER_COORDINATOR_{name}", raising=False)
-    assert local._served_drafts("/state") == ["--artifacts", "/state/artifacts", "--http", "127.0.0.1:0"]
-    monkeypatch.setenv("OUTRIDER_COORDINATOR_STATE_DIR", "/other")
-    assert local._served_drafts(None)[1] == "/other/artifacts"
-    monkeypatch.setenv("OUTRIDER_COORDINATOR_HTTP", "127.0.0.1:9")
-    assert local._served_drafts("/state") == []
