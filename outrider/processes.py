@@ -6,10 +6,9 @@ import atexit
 import ctypes
 import logging
 import os
-import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
@@ -42,17 +41,6 @@ def end_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if (os.getppid() != parent) if parent else (os.getppid() == 1):
             sys.exit(128 + signal.SIGKILL)
-
-
-def bound_resources(limits: Mapping[int, int]) -> None:
-    """Bound what this process may take.
-
-    limits: by kind, such as `resource.RLIMIT_AS`; lower ones that hold already stay.
-    """
-    for kind, most in limits.items():
-        _, hard = resource.getrlimit(kind)
-        bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (bounded, bounded))
 
 
 @contextmanager

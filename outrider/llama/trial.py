@@ -20,7 +20,7 @@ from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, OutriderError
 from outrider.llama.model import LlamaModel
 from outrider.llama.tree_context import TIP, TreeContext
-from outrider.processes import bound_resources, tied_to_this_process
+from outrider.processes import tied_to_this_process
 
 TIMEOUT_S = 300.0
 """Seconds that the trial may take; a file of several gigabytes is read whole."""
@@ -76,7 +76,11 @@ def survived(file: Path, name: str) -> None:
 def _limit(file: Path) -> None:
     """Bound this process, so that a file which asks for too much ends it alone. Raises OSError without the file."""
     memory = MEMORY_BYTES + 3 * file.stat().st_size
-    bound_resources({resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: int(TIMEOUT_S), resource.RLIMIT_CORE: 0})
+    limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: int(TIMEOUT_S), resource.RLIMIT_CORE: 0}
+    for kind, most in limits.items():
+        _, hard = resource.getrlimit(kind)
+        bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (bounded, bounded))
 
 
 def _decode(file: Path) -> None:

@@ -19,8 +19,6 @@ from typing import Any, Literal
 
 from outrider.core.text import counted, short_id
 
-log = logging.getLogger(__name__)
-
 LogFormat = Literal["text", "json"]
 REQUEST_HEADER = "x-request-id"
 """The name of the request's id in the metadata of calls and in HTTP headers."""
@@ -28,8 +26,6 @@ MAX_ID = 128
 """Characters of an id from outside; a longer one, or one with other characters than `_ID`, is ignored."""
 REMIND_S = 60.0
 """Seconds between two lines about the same failure, as long as it lasts."""
-GRPC_LOGS = ("grpc._common", "grpc._cython.cygrpc")
-"""The loggers of gRPC's clients and servers."""
 _ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}", re.ASCII)
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
@@ -122,19 +118,6 @@ def configure(form: LogFormat, process: str, level: int | str = logging.INFO) ->
     handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
-    unreadable = RepeatedFailure(log, "")
-
-    def count_unreadable(record: logging.LogRecord) -> bool:
-        """Replace the ERROR with a traceback that gRPC logs for bytes that are no message: their sender gets an error,
-        and could fill the log."""
-        kind = record.exc_info[0] if record.exc_info else None
-        if kind is None or kind.__name__ != "DecodeError":
-            return True
-        unreadable.failed("bytes that are no message have come")
-        return False
-
-    for name in GRPC_LOGS:
-        logging.getLogger(name).addFilter(count_unreadable)
 
 
 class TextFormatter(logging.Formatter):

@@ -8,11 +8,9 @@ import logging
 from collections.abc import Iterator
 from datetime import datetime
 
-import grpc
 import pytest
 
 from outrider.telemetry import logs
-from outrider.wire.v1 import session_pb2
 
 log = logging.getLogger("outrider.somewhere")
 
@@ -25,13 +23,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers[:] = []
-    filters = {name: logging.getLogger(name).filters[:] for name in logs.GRPC_LOGS}
-    for name in filters:
-        logging.getLogger(name).filters.clear()  # other tests of this process may have configured it
     logs.configure("json", "tester")
     yield said
-    for name, others in filters.items():
-        logging.getLogger(name).filters[:] = others
     root.handlers[:] = before
     root.setLevel(level)
     logging.captureWarnings(False)
@@ -89,26 +82,3 @@ def test_what_is_no_id_is_never_written_as_one(lines, wrong) -> None:
 def test_what_was_sent_from_outside_makes_no_line_for_people() -> None:
     line = text_of("GET /x\n2026-01-01 00:00:00 edge ERROR forged\x1b[31m\x9b\u2028\r")
     assert line.endswith(r" tester INFO GET /x\n2026-01-01 00:00:00 edge ERROR forged\x1b[31m\x9b\u2028\r")
-
-
-async def test_messages_that_grpc_cannot_read_are_one_warning_and_no_traceback(lines) -> None:
-    async def garble(request: object, context: object) -> bytes:
-        return b"\xff"
-
-    server = grpc.aio.server()
-    handler = grpc.unary_unary_rpc_method_handler(garble, session_pb2.Pong.FromString)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a", {"b": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary("/a/b", response_deserializer=session_pb2.Ping.FromString)
-        for _ in range(3):
-            assert await call(b"") is None
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call(b"\xff")
-    await server.stop(0)
-    logging.getLogger("grpc._common").error("something else")
-    assert [(line["level"], line["message"]) for line in read(lines)] == [
-        ("WARNING", "bytes that are no message have come"),
-        ("ERROR", "something else"),
-    ]
