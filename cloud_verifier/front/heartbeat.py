@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from outrider.core.errors import Unavailable
-from outrider.wire.codecs import Ping
+from outrider.wire.v1.session_pb2 import Ping
 
 MAX_PINGS = 64
 """Unanswered pings whose times are kept."""
@@ -56,7 +56,7 @@ class Heartbeat:
         self._pinged_at = self._sent[self._nonce] = now
         while len(self._sent) > MAX_PINGS:
             del self._sent[min(self._sent)]
-        return Ping(self._nonce, self.rtt_ms, self._heard, engine_quiet_ms)
+        return Ping(nonce=self._nonce, rtt_ms=self.rtt_ms, heard=self._heard, engine_quiet_ms=engine_quiet_ms)
 
     def pong(self, nonce: int) -> float | None:
         """Take an answer, update `rtt_ms` and return this round trip in milliseconds; None if no such ping is open.

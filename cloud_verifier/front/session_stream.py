@@ -167,7 +167,7 @@ class SessionStream:
             ping = self.heartbeat.ping(self._host.quiet_ms)
             loop = asyncio.get_running_loop()
             self._next_ping = loop.call_later(self.heartbeat.until_ping_s(), self._wake_for_ping)
-            yield session_pb2.ServerMessage(ping=codecs.ping_to_proto(ping))
+            yield session_pb2.ServerMessage(ping=ping)
             self._update_engine(self._directives.lapse())
         load = self._host.stats.verifier
         if self._directives.changed or (ping_due and self._directives.outdated(load.step_ms, load.min_acceptance)):

@@ -28,7 +28,7 @@ from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeede
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
-from outrider.wire.codecs import Open, Opened, Ping
+from outrider.wire.codecs import Open, Opened
 from outrider.wire.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class SessionDriver:
                 self._on_opened(message)
             case Directive():
                 self._pacing.replan(directive=message)
-            case Ping():
+            case pb.Ping():
                 self._statistics.rtt_ms = message.rtt_ms
                 self._pacing.replan(rtt_s=message.rtt_ms / 1000)
             case pb.ReleaseNotice():

@@ -17,14 +17,14 @@ from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import codecs
 from outrider.wire.channels import ClientTls, channel
-from outrider.wire.codecs import Open, Opened, Ping
+from outrider.wire.codecs import Open, Opened
 from outrider.wire.padding import padded
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
-Received = Commit | Opened | Directive | Ping | pb.ReleaseNotice | None
+Received = Commit | Opened | Directive | pb.Ping | pb.ReleaseNotice | None
 """A message from the verifier; None for a kind that only newer versions know. A Ping was answered already."""
 
 SILENCE_S = 1.5
@@ -181,7 +181,7 @@ class VerifierStream:
             case "directive":
                 return codecs.directive_from_proto(message.directive)
             case "ping":
-                ping = codecs.ping_from_proto(message.ping)
+                ping: pb.Ping = message.ping
                 self._check(ping)
                 self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
                 return ping
@@ -190,8 +190,9 @@ class VerifierStream:
                 return notice
         return None
 
-    def _check(self, ping: Ping) -> None:
+    def _check(self, ping: pb.Ping) -> None:
         """Take in what a ping tells of the verifier. Raises VerifierSilent if its engine is, or hears nothing."""
+        codecs.check_ping(ping)
         now, rtt_s = time.monotonic(), min(ping.rtt_ms / 1000, MAX_RTT_S)
         if rtt_s:
             self._timeout.measured(rtt_s)

@@ -87,19 +87,6 @@ class Opened:
     """0 if the verifier does not say."""
 
 
-@dataclass(frozen=True)
-class Ping:
-    """The verifier's heartbeat; the device sends the nonce back."""
-
-    nonce: int
-    rtt_ms: float = 0.0
-    """Round trip by the pings so far; 0 if it is not known."""
-    heard: int = 0
-    """The greatest nonce of a Pong that has come; 0 for none."""
-    engine_quiet_ms: int = 0
-    """Time for which the engine's process has given no sign of life."""
-
-
 def built(cls: type[T], message: Message, **converted: Any) -> T:
     """Return a dataclass whose fields are those of the same names in a message, but for the converted ones."""
     names, values_of = _other_fields(cls, tuple(converted))  # type: ignore[arg-type]
@@ -314,13 +301,9 @@ def directive_from_proto(message: pb.Directive) -> Directive:
     return Directive(**values)
 
 
-def ping_to_proto(ping: Ping) -> pb.Ping:
-    return pb.Ping(**vars(ping))
-
-
-def ping_from_proto(message: pb.Ping) -> Ping:
+def check_ping(message: pb.Ping) -> None:
+    """Raise BadRequest for a round trip that none is."""
     between("ping.rtt_ms", message.rtt_ms, 0.0, 1e6)
-    return built(Ping, message)
 
 
 def draft_in_use_from_proto(message: pb.DraftInUse) -> str:

@@ -7,11 +7,11 @@ imported only when a key is used, so that a device, which carries tickets withou
 from __future__ import annotations
 
 import hashlib
+import importlib
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -162,7 +162,7 @@ class Signer:
     def sign(self, claims: Claims) -> bytes:
         """Return the ticket. Raises BadRequest if it is too long."""
         payload = {_KEYS[name]: value for name, value in asdict(claims).items()}
-        token: str = _jwt().encode(payload, self._private, ALGORITHM, {"kid": self.key_id})
+        token: str = _library("jwt").encode(payload, self._private, ALGORITHM, {"kid": self.key_id})
         if len(token) > MAX_TICKET_BYTES:
             raise BadRequest.bound("ticket", f"{len(token)} bytes", f"at most {MAX_TICKET_BYTES}")
         return token.encode()
@@ -179,7 +179,7 @@ def verify(
 
     Raises Unauthenticated for a ticket that is not genuine or has expired, PermissionDenied for another verifier's.
     """
-    key_id, jwt = ticket_key_id(ticket), _jwt()
+    key_id, jwt = ticket_key_id(ticket), _library("jwt")
     if key_id not in public_keys:
         raise Unauthenticated(
             f"the ticket is signed with key {key_id!r}, which is unknown here; open a new session, and if this repeats,"
@@ -227,7 +227,7 @@ def ticket_key_id(ticket: bytes) -> str:
         raise Unauthenticated("no ticket; open a session at the coordinator first")
     if len(ticket) > MAX_TICKET_BYTES:
         raise Unauthenticated(f"the ticket is {len(ticket)} bytes, must be at most {MAX_TICKET_BYTES}")
-    jwt = _jwt()
+    jwt = _library("jwt")
     try:
         key_id = jwt.get_unverified_header(ticket).get("kid")
     except jwt.InvalidTokenError as error:
@@ -264,19 +264,13 @@ def is_signed(message: bytes, signature: bytes, key: bytes) -> bool:
     return True
 
 
-def _ed25519() -> ModuleType:
+def _library(name: str) -> Any:
+    """Return a module that signatures need. Raises ImportError that names what to install."""
     try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519
+        return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            "tickets need cryptography: pip install 'outrider[verifier]' or 'outrider[coordinator]'"
-        ) from error
-    return ed25519
+        raise ImportError("tickets need: pip install 'outrider[verifier]' or 'outrider[coordinator]'") from error
 
 
-def _jwt() -> Any:
-    try:
-        import jwt
-    except ImportError as error:
-        raise ImportError("tickets need PyJWT: pip install 'outrider[verifier]' or 'outrider[coordinator]'") from error
-    return jwt
+def _ed25519() -> Any:
+    return _library("cryptography.hazmat.primitives.asymmetric.ed25519")

@@ -222,8 +222,9 @@ class _Live:
             await asyncio.sleep(self.verifier.script.ping_s)
             nonce += 1
             script = self.verifier.script
-            ping = codecs.Ping(nonce, script.rtt_ms, 0 if script.deaf else self.heard, script.engine_quiet_ms)
-            self.send(pb.ServerMessage(ping=codecs.ping_to_proto(ping)))
+            heard = 0 if script.deaf else self.heard
+            told = pb.Ping(nonce=nonce, rtt_ms=script.rtt_ms, heard=heard, engine_quiet_ms=script.engine_quiet_ms)
+            self.send(pb.ServerMessage(ping=told))
 
     def commit(self, commit: Commit) -> None:
         self.send(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))
