@@ -32,7 +32,8 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
-GPT2_SHAPE: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256}
+FEW = "few"
+"""A Llama of five tokens: all sequences of three can be counted."""
 TINY: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(**SHAPE),
     "qwen2": transformers.Qwen2Config(**SHAPE),
@@ -60,26 +61,22 @@ TINY: dict[str, transformers.PretrainedConfig] = {
     "gpt_oss": transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=9, num_local_experts=4, num_experts_per_tok=2
     ),
-    "gpt2": transformers.GPT2Config(**GPT2_SHAPE, vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS),
-}
-WIDE = "wide"
-"""A Llama as wide as the shipped target: its linear layers may use another kernel depending on the rows."""
-FEW = "few"
-"""A Llama of five tokens: all sequences of three can be counted."""
-APART: dict[str, transformers.PretrainedConfig] = {
-    WIDE: transformers.LlamaConfig(**{**SHAPE, "hidden_size": 512, "intermediate_size": 1280}),
+    "gpt2": transformers.GPT2Config(
+        n_embd=48, n_layer=2, n_head=4, n_positions=256, vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS
+    ),
     FEW: transformers.LlamaConfig(**{**SHAPE, "vocab_size": 5, "eos_token_id": 4}),
 }
 
-MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
-
 
 def make_tiny(kind: str) -> Any:
-    """Make a random model with sharper logits than the default initialisation gives."""
-    torch.manual_seed(sum(kind.encode()))
     # A copy: the module keeps its configuration, and a target changes the attention in it.
-    config = (TINY | APART)[kind]
-    module = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
+    return random_module(copy.deepcopy(TINY[kind]), kind)
+
+
+def random_module(config: transformers.PretrainedConfig, seed: str) -> Any:
+    """Make a random model with sharper logits than the default initialisation gives."""
+    torch.manual_seed(sum(seed.encode()))
+    module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:

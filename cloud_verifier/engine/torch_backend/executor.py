@@ -191,10 +191,10 @@ class TorchExecutor:
         ]
         wanted = [(s, b.position + len(path), path) for s, b, _ in trees for path in _paths(b)]
         sampled = [row for _, b, start in trees for row in range(start, start + 1 + len(b.ids))]
-        if len(sampled) == len(logits):
-            return sampler.choose(logits, wanted)
         ahead: list[int | None] = [None] * len(logits)
-        part = logits[torch.tensor(sampled, dtype=torch.int64, device=logits.device)]
+        part = logits
+        if len(sampled) < len(logits):  # others score a prompt
+            part = logits[torch.tensor(sampled, dtype=torch.int64, device=logits.device)]
         for row, token in zip(sampled, sampler.choose(part, wanted), strict=True):
             ahead[row] = token
         return ahead

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from rig import Rig, adversary, client, prompt_of, random_tree
-from tiny_targets import SHAPE, VOCAB, Reference
+from tiny_targets import SHAPE, VOCAB, Reference, random_module
 
 from cloud_verifier.engine.torch_backend.architecture import (
     DEVIATING,
@@ -42,15 +42,8 @@ class Family:
     note: str = ""
 
     def make(self) -> Any:
-        """Make a random module, with sharper logits than the default initialisation gives."""
         config = transformers.AutoConfig.for_model(self.model_type, **SHAPE | self.shape)
-        torch.manual_seed(sum(self.model_type.encode()))
-        module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        with torch.no_grad():
-            for parameter in module.parameters():
-                if parameter.ndim > 1:
-                    parameter.mul_(4.0)
-        return module.eval()
+        return random_module(config, self.model_type)
 
 
 HEAD: dict[str, Any] = {"head_dim": 12}

@@ -242,9 +242,7 @@ class _SdpaPlan:
         if not additive.any():
             return None, None
         whole = torch.from_numpy(additive).to(self._device, self.pool.keys[0].dtype)
-        if rows == 1:
-            return whole, whole.expand(-1, -1, share, -1)
-        return whole, whole.repeat(1, 1, share, 1) if share > 1 and rows <= FOLD_ROWS else whole
+        return whole, whole.repeat(1, 1, share, 1) if rows <= FOLD_ROWS else whole
 
     def _slots(self, slots: Slots) -> torch.Tensor | slice:
         first, count = int(slots[0]), len(slots)
@@ -319,8 +317,6 @@ def _attend_group(
     v = values[group.keys].view(count, length, kv_heads, -1).transpose(1, 2)
     if scoring.softcap is not None or scoring.sinks is not None:
         out = _attend_plainly(q, k, v, group.mask, scoring)
-    elif heads == kv_heads:
-        out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scoring.scale)
     elif rows > FOLD_ROWS:
         out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scoring.scale, enable_gqa=True)
     else:
