@@ -154,7 +154,7 @@ def _add_pair(made: argparse.ArgumentParser) -> None:
 
 
 def _add_top(commands: Any) -> None:
-    top = _command(commands, "top", "top.top", "show verifiers and sessions live: load, acceptance, tokens/s")
+    top = _command(commands, "top", "verifiers.top", "show verifiers and sessions live: load, acceptance, tokens/s")
     top.epilog = "Tokens/s of a session are measured since the frame before; all else counts since it began."
     interval = _number(float, 0.1, 3_600)
     _option(top, "--interval", "SECONDS", "time between two frames", WATCH_S, short="-d", kind=interval)

@@ -6,12 +6,14 @@ Each process reports its settings by its own `--check-config`, so that the repor
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def check(options: argparse.Namespace) -> int:
     file = config_file(options.file)
     if file is not None:
         read_file(file)  # reports an unreadable file once, rather than once per process
-    document = asyncio.run(_document(file))
+    document = _document(file)
     print(render(Result(document, table(("SETTING", "VALUE"), _rows(document))), options.output), flush=True)
     for line in document["problems"]:
         note(line)
@@ -48,11 +50,12 @@ def check(options: argparse.Namespace) -> int:
     return EXIT_INVALID if document["problems"] else 0
 
 
-async def _document(file: Path | None) -> Document:
+def _document(file: Path | None) -> Document:
     """Return the reports of all processes as one document."""
     problems: list[str] = []
     processes: list[Document] = []
-    reports = await asyncio.gather(*(_report(command, file) for command in PROCESSES.values()))
+    with ThreadPoolExecutor() as pool:
+        reports = list(pool.map(partial(_report, file=file), PROCESSES.values()))
     for process, report in zip(PROCESSES, reports, strict=True):
         if isinstance(report, str):
             problems += _problems_unchecked(process, report, file)
@@ -78,29 +81,18 @@ def _problems_unchecked(process: str, reason: str, file: Path | None) -> list[st
     return []
 
 
-async def _report(command: tuple[str, ...], file: Path | None) -> Document | str:
+def _report(command: tuple[str, ...], file: Path | None) -> Document | str:
     """Return a process's report as a document, or as text the reason why there is none."""
     config = ["--config", str(file)] if file is not None else []
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *command, *config, "--check-config"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    words = [sys.executable, "-m", *command, *config, "--check-config"]
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            out, err = await child.communicate()
-    except TimeoutError:
+        ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
+        report: Document = json.loads(ran.stdout)
+    except subprocess.TimeoutExpired:
         return f"it did not answer within {TIMEOUT_S:.0f} s"
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    try:
-        report: Document = json.loads(out)
     except ValueError:
-        lines = err.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it exited with status {child.returncode} and no message"
+        lines = ran.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it exited with status {ran.returncode} and no message"
     return report
 
 

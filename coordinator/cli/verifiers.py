@@ -1,12 +1,16 @@
-"""Show a cluster and its verifiers; cordon, uncordon and drain them (`outrider status`, `outrider verifiers`)."""
+"""Show a cluster and its verifiers; cordon, uncordon and drain them (`outrider status|top|verifiers`)."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import time
 
 from coordinator.cli import sessions
+from coordinator.cli.arguments import TIMEOUT_S
 from coordinator.cli.connection import AdminCall, admin_settings
-from coordinator.cli.output import Columns, Document, Result, facts, fields, listing, ms, share, table
+from coordinator.cli.output import Columns, Document, Result, facts, fields, listing, ms, share, show, table
 from outrider.core.text import clean
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -25,6 +29,14 @@ COLUMNS: Columns = {
     "LEASE": lambda v: f"{v['lease_s']:.1f} s",
     "STATE": lambda v: v["state"],
 }
+TOP_COLUMNS: Columns = {
+    "TOKENS/S": lambda s: "-" if s["tokens_per_s"] is None else f"{s['tokens_per_s']:.0f}",
+    **sessions.COLUMNS,
+}
+TOP_SESSIONS = 20
+"""Sessions that `top` shows where there is no terminal to fill."""
+_OTHER_LINES = 7
+"""Lines of a frame of `top` that are neither verifiers nor sessions."""
 _NO_VERIFIER = "no verifier is registered"
 _DONE = {
     "cordon": "no new sessions are placed there, under this id, until `outrider verifiers uncordon {id}`",
@@ -45,7 +57,42 @@ async def status(options: argparse.Namespace, call: AdminCall) -> Result:
         for what, total in (("verifiers", answer.total_verifiers), ("sessions", answer.total_sessions))
         if len(document[what]) < total
     ]
-    return Result(document, overview(document, sessions.COLUMNS), "; ".join(left_out))
+    return Result(document, _overview(document, sessions.COLUMNS), "; ".join(left_out))
+
+
+class Frames:
+    """Makes the frames of `outrider top`, with each session's speed since the frame before."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._committed: dict[tuple[str, int], int] = {}
+        """Session and epoch, which is another after a session has moved -> tokens."""
+
+    async def next(self, options: argparse.Namespace, call: AdminCall) -> Result:
+        found = (await status(options, call)).document
+        elapsed_s, known = time.monotonic() - self._at, dict[tuple[str, int], int]()
+        for s in found["sessions"]:
+            key = s["id"], s["epoch"]
+            known[key] = s["committed"]
+            s["tokens_per_s"] = (known[key] - self._committed[key]) / elapsed_s if key in self._committed else None
+        self._at, self._committed = self._at + elapsed_s, known
+        busiest = sorted(found["sessions"], key=lambda s: (-(s["tokens_per_s"] or 0.0), -s["committed"]))
+        terminal = shutil.get_terminal_size() if sys.stdout.isatty() else None
+        room = max(1, terminal.lines - len(found["verifiers"]) - _OTHER_LINES) if terminal else TOP_SESSIONS
+        most = options.sessions or room
+        view = _overview({**found, "sessions": busiest[:most]}, TOP_COLUMNS)
+        if found["total_sessions"] > most:
+            view += f"\nand {found['total_sessions'] - most} more sessions"
+        if terminal:
+            view = "\n".join(line[: terminal.columns] for line in view.split("\n"))
+        return Result(found, view)
+
+
+def top(options: argparse.Namespace) -> int:
+    """Show the cluster again and again, the busiest sessions first, until Ctrl-C. Raises core errors."""
+    options.watch = None if options.once else options.interval
+    options.output, options.timeout_s = "table", TIMEOUT_S
+    return show(Frames().next, options)
 
 
 async def list_verifiers(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -71,7 +118,7 @@ async def update(options: argparse.Namespace, call: AdminCall) -> Result:
     return Result(document, f"{options.verifier}: {_DONE[options.verb].format(id=options.verifier)}", notice)
 
 
-def overview(document: Document, session_columns: Columns) -> str:
+def _overview(document: Document, session_columns: Columns) -> str:
     """Return the head and the tables of a document of `status`."""
     head = f"coordinator {document['coordinator']}, up {document['uptime_s']:.0f} s, store {clean(document['store'])}"
     verifiers = table(COLUMNS, document["verifiers"], _NO_VERIFIER)

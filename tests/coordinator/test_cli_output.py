@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 
-from coordinator.cli import top
+from coordinator.cli import verifiers
 from coordinator.cli.output import Result, facts, fields, render, table
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
@@ -35,14 +35,14 @@ def test_json_has_the_fields_of_messages_with_counts_as_numbers_and_without_what
 
 async def test_top_shows_the_busiest_sessions_and_their_speed_since_the_frame_before(monkeypatch) -> None:
     now, committed, epoch = 0.0, {"a": 0, "b": 10}, 1
-    monkeypatch.setattr(top.time, "monotonic", lambda: now)
+    monkeypatch.setattr(verifiers.time, "monotonic", lambda: now)
 
     async def call(method: str, _: object) -> pb.StatusResponse:
         assert method == "Status"
         known = [SessionTelemetry(session_id=name, committed=n, epoch=epoch) for name, n in committed.items()]
         return pb.StatusResponse(sessions=[pb.SessionStatus(telemetry=one) for one in known], total_sessions=2)
 
-    frames = top.Frames()
+    frames = verifiers.Frames()
     options = argparse.Namespace(sessions=1)
 
     async def busiest() -> list[str]:
