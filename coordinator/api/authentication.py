@@ -14,7 +14,9 @@ import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
@@ -72,10 +74,10 @@ class Authenticator:
     def __init__(self, config: CoordinatorConfig) -> None:
         """Read the keys. Raises BadRequest for a wrong key file and for secrets that the address needs."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
-        file = _read(config.tenants_file) if config.tenants_file is not None else {}
-        tenants |= file.get("tenants", {})
+        file = _read(config.tenants_file) if config.tenants_file is not None else _TenantsFile(tenants={})
+        tenants |= file.tenants
         _check(tenants)
-        self._recording = _recording(config, tenants, file.get("recording", {}))
+        self._recording = _recording(config, tenants, file.recording)
         self._tenants = {digest(key): tenant for tenant, key in tenants.items()}
         self._join = config.join_token.get_secret_value() if config.join_token else ""
         self._admin = config.admin_token.get_secret_value() if config.admin_token else ""
@@ -183,21 +185,42 @@ def _demand(given: object, what: str, how: str) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the parsed file, whose table `tenants` holds names and keys. Raises BadRequest."""
+class _Recording(BaseModel):
+    """The table [recording.NAME] of a tenants file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    share: float = Field(ge=0, le=1)
+    keep_days: float = Field(ge=1e-3, le=MAX_KEEP_DAYS)
+    prompts: bool = False
+
+
+class _TenantsFile(BaseModel):
+    tenants: dict[str, str]
+    recording: dict[str, _Recording] = {}
+
+
+def _read(path: Path) -> _TenantsFile:
+    """Return the parsed file. Raises BadRequest, which shows no key."""
     try:
-        file = tomllib.loads(path.read_text())
+        return _TenantsFile.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
         raise BadRequest(f"tenants file {path} cannot be read: {error.strerror}", field="tenants") from error
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        where = ".".join(map(str, first["loc"]))
+        raise BadRequest(
+            f'tenants file {path}: {where}: {first["msg"]}; it must have a table [tenants] of name = "key", and may'
+            " have tables [recording.NAME] of share, keep_days and, if need be, prompts",
+            field="tenants",
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"tenants file {path} is no TOML: {error}", field="tenants") from error
-    table = file.get("tenants")
-    if not isinstance(table, dict) or not all(isinstance(key, str) for key in table.values()):
-        raise BadRequest(f'tenants file {path} must have a table [tenants] of name = "key"', field="tenants")
-    return file
 
 
-def _recording(config: CoordinatorConfig, tenants: Mapping[str, str], tables: Any) -> dict[str, RecordingPolicy]:
+def _recording(
+    config: CoordinatorConfig, tenants: Mapping[str, str], tables: Mapping[str, _Recording]
+) -> dict[str, RecordingPolicy]:
     if not tenants:
         keep_s = config.recording_keep_days * DAY_S
         return {DEFAULT_TENANT: RecordingPolicy(config.recording_share, keep_s, config.recording_prompts)}
@@ -207,36 +230,11 @@ def _recording(config: CoordinatorConfig, tenants: Mapping[str, str], tables: An
             " the tenants file: [recording.NAME] share = 0.1  keep_days = 30",
             field="recording_share",
         )
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+    if unknown := sorted(tables.keys() - tenants.keys()):
         raise BadRequest(
-            "tenants file: recording must be tables [recording.NAME] of share, keep_days and, if need be, prompts",
-            field="recording",
+            f"tenants file: [recording.{unknown[0]}] is for a tenant that has no key; check its name", field="recording"
         )
-    return {name: _policy(name, table, tenants) for name, table in tables.items()}
-
-
-def _policy(name: str, table: Mapping[str, Any], tenants: Mapping[str, str]) -> RecordingPolicy:
-    if name not in tenants:
-        raise BadRequest(
-            f"tenants file: [recording.{name}] is for a tenant that has no key; check its name", field="recording"
-        )
-    if {*table, "prompts"} != {"share", "keep_days", "prompts"}:
-        raise BadRequest(
-            f"tenants file: [recording.{name}] has {sorted(table)}, must have share and keep_days, may have prompts",
-            field="recording",
-        )
-    prompts = table.get("prompts", False)
-    if not isinstance(prompts, bool):
-        raise BadRequest.bound(f"tenants file: prompts of [recording.{name}]", repr(prompts)[:100], "true or false")
-    share = _number(f"tenants file: share of [recording.{name}]", table["share"], 0.0, 1.0)
-    days = _number(f"tenants file: keep_days of [recording.{name}]", table["keep_days"], 1e-3, MAX_KEEP_DAYS)
-    return RecordingPolicy(share, days * DAY_S, prompts)
-
-
-def _number(what: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise BadRequest.bound(what, repr(value)[:100], f"a number from {low:g} to {high:g}")
-    return float(value)
+    return {name: RecordingPolicy(one.share, one.keep_days * DAY_S, one.prompts) for name, one in tables.items()}
 
 
 def _check(tenants: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from coordinator.releases.records import (
     ReleaseTrack,
     in_canary,
 )
-from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
+from coordinator.releases.store import ReleaseBackup, ReleaseStore
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore, known_file_digest
@@ -75,7 +75,7 @@ class ReleaseHandlers:
     async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
         """Return the serial and a device's release; None where it is to use none. Raises Unavailable."""
         serial, stored = await self._releases.tracks(weights)
-        track = stored[0].track if stored else ReleaseTrack(weights)
+        track = stored[0] if stored else ReleaseTrack(weights)
         canary = track.canary
         drawn = canary is not None and in_canary(device_id, canary.name, canary.share)
         return serial, canary if drawn else track.stable
@@ -83,7 +83,7 @@ class ReleaseHandlers:
     async def publish(self, raw: bytes) -> LifecycleState:
         """Take a signed manifest. Raises BadRequest, ModelRefused for an unknown publisher, or Unavailable."""
         manifest = manifests.verify(raw, self._publishers) if self._publishers else manifests.read_unverified(raw)
-        if not any(one.track.find(raw) for one in await self._restored()):
+        if not any(one.find(raw) for one in await self._restored()):
             _check_target(manifest, await self._verifiers.find())
             if self._artifacts is not None:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
@@ -102,9 +102,9 @@ class ReleaseHandlers:
         The newest release of each target comes first. Raises NotFound, BadRequest or Unavailable.
         """
         serial, stored = await self._releases.tracks()
-        found = [(one.track, release) for one in stored for release in one.track.releases]
+        found = [(one, release) for one in stored for release in one.releases]
         if beginning:
-            track, chosen = lifecycle.find([one.track for one in stored], beginning)
+            track, chosen = lifecycle.find(stored, beginning)
             found = [(track, release) for release in track.releases if release.name == chosen.name]
         return serial, [
             replace(release, evidence=await self._weighed(track, release)) if release is track.canary else release
@@ -114,7 +114,7 @@ class ReleaseHandlers:
     async def apply(self, beginning: str, action: ReleaseAction) -> Release:
         """Carry out an operator's action on a release. Raises NotFound, BadRequest or Unavailable."""
         _, stored = await self._releases.tracks()
-        track, chosen = lifecycle.find([one.track for one in stored], beginning)
+        track, chosen = lifecycle.find(stored, beginning)
 
         def applied(track: ReleaseTrack) -> ReleaseTrack:
             release = track.find(chosen.manifest)
@@ -159,15 +159,15 @@ class ReleaseHandlers:
         """Put back what the store has lost, copy what it has, and decide trials. Raises Unavailable."""
         stored = await self._restored()
         await self._backup.keep(stored)
-        running = {(one.track.weights, c.version) for one in stored if (c := one.track.canary) is not None}
+        running = {(one.weights, c.version) for one in stored if (c := one.canary) is not None}
         self._told = {trial: told for trial, told in self._told.items() if trial in running}
         for one in stored:
             try:
-                await self._decide(one.track)
+                await self._decide(one)
             except OutriderError:
                 raise
             except Exception:  # one target's failure is no reason to leave the others undecided
-                log.exception("no decision is made on the releases of %s", one.track.weights)
+                log.exception("no decision is made on the releases of %s", one.weights)
 
     async def _decide(self, track: ReleaseTrack) -> None:
         canary, policy = track.canary, self._policy
@@ -199,7 +199,7 @@ class ReleaseHandlers:
             log.warning("release %s, version %d: %s", canary.name, canary.version, awaited)
             self._told[trial] = awaited
 
-    async def _restored(self) -> list[StoredTrack]:
+    async def _restored(self) -> list[ReleaseTrack]:
         """Return all tracks, after what the store has lost was put back."""
         _, stored = await self._releases.tracks()
         if await self._backup.restore(stored, time.time()):
@@ -225,7 +225,7 @@ class ReleaseHandlers:
             _, stored = await self._releases.tracks(weights)
             if len(self._trials) >= MAX_TARGETS:
                 self._trials.clear()
-            known = self._trials[weights] = serial, stored[0].track.trial if stored else None
+            known = self._trials[weights] = serial, stored[0].trial if stored else None
         return serial, known[1] if known else None
 
 

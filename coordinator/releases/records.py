@@ -6,6 +6,8 @@ import enum
 import hashlib
 from dataclasses import dataclass
 
+from pydantic import ConfigDict
+
 
 class LifecycleState(enum.StrEnum):
     """Names the states of a release, in the order in which it passes them."""
@@ -76,6 +78,8 @@ class CanaryEvidence:
 class Release:
     """A manifest and the state that its release is in."""
 
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
     manifest: bytes
     """The manifest as its publisher signed it."""
     version: int
@@ -137,6 +141,8 @@ class ReleaseTrack:
 
     At most one release is stable, and at most one is the canary.
     """
+
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     weights: str
     """Hash of the target's weights."""

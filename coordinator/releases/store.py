@@ -8,22 +8,16 @@ target's track the one with the greater revision counts. Samples alone are lost 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from coordinator.releases.evidence import Arm, Arms
-from coordinator.releases.records import (
-    CanaryEvidence,
-    CanaryTrial,
-    LifecycleState,
-    Release,
-    ReleaseTrack,
-)
+from coordinator.releases.records import CanaryTrial, LifecycleState, ReleaseTrack
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.artifacts import atomic_files
@@ -47,18 +41,7 @@ KEEP_SAMPLES_MS = 7 * 86_400_000
 KEEP_SPAN_MS = 600_000
 ATTEMPTS = 16
 """Attempts at a swap: each fails only because another one went through."""
-_TRACKS = [keys.RELEASES, keys.RELEASE_SERIAL]
-
-
-@dataclass(frozen=True)
-class StoredTrack:
-    """A track, as it was read from the store."""
-
-    track: ReleaseTrack
-    text: str
-    """The stored text; empty if there was none."""
-    readable: bool = True
-    """False if another version wrote the text in another form: the track is empty then, and the text stays."""
+_TRACK, _TRACKS_COPY = TypeAdapter(ReleaseTrack), TypeAdapter(list[ReleaseTrack])
 
 
 class ReleaseStore:
@@ -72,38 +55,35 @@ class ReleaseStore:
         [serial] = await self._store.call("release_serial", [("GET", keys.RELEASE_SERIAL)])
         return int(serial or 0)
 
-    async def tracks(self, weights: str = "") -> tuple[int, list[StoredTrack]]:
+    async def tracks(self, weights: str = "") -> tuple[int, list[ReleaseTrack]]:
         """Return the serial, and the track of one target, or all ("") in the order of their hashes.
 
         A change meanwhile makes the serial too old, so that the track is read again.
         """
         which = ("HGET", keys.RELEASES, weights) if weights else ("HGETALL", keys.RELEASES)
         serial, found = await self._store.call("release_tracks", [("GET", keys.RELEASE_SERIAL), which])
-        pairs = sorted(found.items()) if not weights else [(weights, found)] if found else []
-        return int(serial or 0), [parsed(name, text) for name, text in pairs]
+        texts = [found[name] for name in sorted(found)] if not weights else [found] if found else []
+        return int(serial or 0), [_TRACK.validate_json(text) for text in texts]
 
     async def change(self, weights: str, decide: Callable[[ReleaseTrack], ReleaseTrack]) -> ReleaseTrack:
         """Replace a target's track by what `decide`, which may be called again, makes of it; return that."""
         for _ in range(ATTEMPTS):
             _, stored = await self.tracks(weights)
-            before = stored[0] if stored else StoredTrack(ReleaseTrack(weights), "")
-            if not before.readable:
-                raise Unavailable(
-                    f"the releases of {weights!r} were written by another version; ask a coordinator of it"
-                )
-            after = decide(before.track)
-            if after == before.track:
+            before = stored[0] if stored else ReleaseTrack(weights)
+            after = decide(before)
+            if after == before:
                 return after
-            after = replace(after, revision=before.track.revision + 1)
+            after = replace(after, revision=before.revision + 1)
             if await self.swap(before, after):
                 return after
         raise Unavailable(f"the releases of {weights!r} change all the time; ask again", retry_after_s=1.0)
 
-    async def swap(self, before: StoredTrack, after: ReleaseTrack) -> bool:
-        """Put a track in the place of another. Returns False if something else is there by now."""
-        moved = before.track.states != after.states
-        arguments = [after.weights, before.text, text_of(after), int(moved)]
-        return bool(await self._store.run("release_swap", _TRACKS, arguments))
+    async def swap(self, before: ReleaseTrack, after: ReleaseTrack) -> bool:
+        """Put a track in the place of another, which has the revision 0 if there is none. Returns False if something
+        else is there by now."""
+        read = _TRACK.dump_json(before) if before.revision else ""
+        arguments = [after.weights, read, _TRACK.dump_json(after), int(before.states != after.states)]
+        return bool(await self._store.run("release_swap", [keys.RELEASES, keys.RELEASE_SERIAL], arguments))
 
     async def sample(
         self,
@@ -146,65 +126,35 @@ class ReleaseBackup:
     def __init__(self, state_dir: Path, store: ReleaseStore) -> None:
         self._path = state_dir.expanduser() / BACKUP_FILE
         self._store = store
-        self._kept = {kept.track.weights: kept for kept in _load(self._path)}
+        self._kept = {kept.weights: kept for kept in _load(self._path)}
 
-    async def restore(self, stored: Sequence[StoredTrack], now: float) -> bool:
+    async def restore(self, stored: Sequence[ReleaseTrack], now: float) -> bool:
         """Put back tracks that the store has lost or has in an older revision; return whether there were any."""
-        by_target = {one.track.weights: one for one in stored}
+        by_target = {track.weights: track for track in stored}
         restored = False
         for weights, kept in self._kept.items():
-            before = by_target.get(weights, StoredTrack(ReleaseTrack(weights), ""))
-            if before.readable and before.track.revision < kept.track.revision:
-                restored |= await self._store.swap(before, _restarted(kept.track, before.track, now))
+            before = by_target.get(weights, ReleaseTrack(weights))
+            if before.revision < kept.revision:
+                restored |= await self._store.swap(before, _restarted(kept, before, now))
         if restored:
             log.warning("the store had lost decisions on draft releases; put back what %s knows of them", self._path)
         return restored
 
-    async def keep(self, stored: Sequence[StoredTrack]) -> None:
+    async def keep(self, stored: Sequence[ReleaseTrack]) -> None:
         """Copy the tracks that are not older than the copy, which also keeps lost ones. A full disk is only logged."""
-        newer = {one.track.weights: one for one in stored if one.readable and not self._older(one)}
+        newer = {one.weights: one for one in stored if one.revision >= self._revision(one.weights)}
         kept = {**self._kept, **newer}
         if kept == self._kept:
             return
-        texts = {weights: one.text for weights, one in kept.items()}
         try:
-            await asyncio.to_thread(atomic_files.write, self._path, json.dumps(texts).encode(), mode=0o600)
+            written = _TRACKS_COPY.dump_json([*kept.values()])
+            await asyncio.to_thread(atomic_files.write, self._path, written, mode=0o600)
         except OSError as error:
             log.warning("%s cannot be written (%s): draft releases are in Redis alone", self._path, error.strerror)
         self._kept = kept
 
-    def _older(self, one: StoredTrack) -> bool:
-        kept = self._kept.get(one.track.weights)
-        return kept is not None and one.track.revision < kept.track.revision
-
-
-def text_of(track: ReleaseTrack) -> str:
-    """Return a track as it is stored, in JSON."""
-    record = asdict(track)
-    for release in record["releases"]:
-        release["manifest"] = base64.b64encode(release["manifest"]).decode()
-    return json.dumps(record)
-
-
-def parsed(weights: str, text: str) -> StoredTrack:
-    """Return the track of a stored text, without fields that only a later version knows."""
-    try:
-        record = json.loads(text)
-        releases = tuple(_release_of(part) for part in record["releases"])
-        return StoredTrack(ReleaseTrack(weights, int(record["newest"]), releases, int(record.get("revision", 0))), text)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return StoredTrack(ReleaseTrack(weights), text, readable=False)
-
-
-def _release_of(record: dict[str, Any]) -> Release:
-    evidence = CanaryEvidence(**_known_fields(CanaryEvidence, record["evidence"])) if record["evidence"] else None
-    manifest = base64.b64decode(record["manifest"])
-    changed = {"manifest": manifest, "state": LifecycleState(record["state"]), "evidence": evidence}
-    return Release(**_known_fields(Release, {**record, **changed}))
-
-
-def _known_fields(cls: type[CanaryEvidence | Release], record: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: record[field.name] for field in fields(cls) if field.name in record}
+    def _revision(self, weights: str) -> int:
+        return self._kept[weights].revision if weights in self._kept else 0
 
 
 def _arm(text: str | None) -> Arm:
@@ -219,14 +169,11 @@ def _restarted(kept: ReleaseTrack, lost: ReleaseTrack, now: float) -> ReleaseTra
     return replace(kept, newest=newest, releases=releases, revision=kept.revision + 1)
 
 
-def _load(path: Path) -> list[StoredTrack]:
-    """Return the tracks of the copy that this version can read."""
+def _load(path: Path) -> list[ReleaseTrack]:
     try:
-        targets = json.loads(path.read_text())
-        tracks = [parsed(str(weights), str(text)) for weights, text in targets.items()]
-        return [one for one in tracks if one.readable]
+        return _TRACKS_COPY.validate_json(path.read_bytes())
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         log.warning("%s cannot be read and is left out: %s", path, error)
         return []

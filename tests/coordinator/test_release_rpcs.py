@@ -8,6 +8,7 @@ import random
 import time
 
 import pytest
+import redis as redis_client
 from peers import until
 from releasing import (
     SIGNER,
@@ -27,7 +28,6 @@ from releasing import (
 from coordinator.releases.records import in_canary
 from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
-from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -282,35 +282,12 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
     assert (answer.known, answer.release_serial) == (True, 0)
 
 
-class StoredReleases:
-    """Read and write the releases of the tests' target in Redis."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self.store = store
-
-    async def text(self) -> str:
-        _, [there] = await ReleaseStore(self.store).tracks("sha256:w")
-        return there.text
-
-    async def put(self, text: str) -> None:
-        await self.store._redis.hset(keys.RELEASES, "sha256:w", text)
-
-    async def forget(self) -> None:
-        await self.store._redis.delete(keys.RELEASES, keys.RELEASE_SERIAL)
-
-
-@pytest.fixture
-async def kept(redis):
-    store = RedisStore(redis.url)
-    yield StoredReleases(store)
-    await store.close()
-
-
-async def test_a_store_that_comes_back_older_gets_what_was_decided_since(trial, kept) -> None:
-    before = await kept.text()
+async def test_a_store_that_comes_back_older_gets_what_was_decided_since(trial, redis) -> None:
+    store = redis_client.Redis.from_url(redis.url)
+    before = store.hget(keys.RELEASES, "sha256:w")
     await steer(trial, 2, ROLL_BACK)
     serial = (await offered(trial)).serial
-    await kept.put(before)
+    store.hset(keys.RELEASES, "sha256:w", before)
     await reaches(trial, 2, ROLLED_BACK)
     assert await states(trial) == {1: STABLE, 2: ROLLED_BACK}
     assert (await offered(trial)).serial > serial
