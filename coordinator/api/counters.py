@@ -17,20 +17,6 @@ PLACEMENTS = tuple((kind, standby) for kind in ("open", "resume") for standby in
 
 
 @dataclass
-class WindowCounters:
-    """The windows that were decided, one for each second and session."""
-
-    k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """Speculation length."""
-    speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
-    """Predicted, over plain streaming."""
-
-    def add(self, decision: WindowDecision) -> None:
-        self.k.add(decision.window.k)
-        self.speedup.add(decision.speedup)
-
-
-@dataclass
 class CoordinatorCounters:
     """The counts of one coordinator process since it began."""
 
@@ -44,7 +30,10 @@ class CoordinatorCounters:
     beginning: a rate misses the event that creates one."""
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
     """CPU seconds per decision on all sessions of a verifier."""
-    windows: WindowCounters = field(default_factory=WindowCounters)
+    window_k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
+    """Speculation lengths that were decided, one for each second and session."""
+    speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
+    """Predicted of these windows, over plain streaming."""
 
     def refuse(self, call: str, error: Exception) -> None:
         """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""
@@ -54,4 +43,5 @@ class CoordinatorCounters:
         """Count the decisions about all sessions of a verifier, which took so many seconds together."""
         self.decide_s.add(seconds)
         for decision in made:
-            self.windows.add(decision)
+            self.window_k.add(decision.window.k)
+            self.speedup.add(decision.speedup)

@@ -80,8 +80,8 @@ class CoordinatorCollector(Collector):
         yield gauge(f"{NAME}_redis_up", "Whether Redis answered this scrape", float(self._fleet is not None))
         yield histogram(f"{NAME}_decide_seconds", "CPU time of one decision on a verifier's windows", counts.decide_s)
         window, what = f"{NAME}_window", "of windows decided"
-        yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.windows.k)
-        yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.windows.speedup)
+        yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.window_k)
+        yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.speedup)
 
 
 def _verifiers(verifiers: Sequence[pb.VerifierStatus] | None) -> Iterator[Metric]:

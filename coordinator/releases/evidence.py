@@ -32,7 +32,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from coordinator.releases.records import CanaryEvidence, CanaryPolicy
+from coordinator.releases.records import CanaryEvidence
 
 ALPHA = 0.01
 """Probability of a wrong decision, at most."""
@@ -87,11 +87,14 @@ class Arms(NamedTuple):
         return bound / variance * (difference + bound / 2.0)
 
 
-def weigh(tenants: Mapping[str, Arms], policy: CanaryPolicy) -> CanaryEvidence:
-    """Return the evidence of all samples, by tenant."""
-    ratios = [arms.log_ratio(policy.bound) for arms in tenants.values()]
+def weigh(tenants: Mapping[str, Arms], bound: float, needed: int) -> CanaryEvidence:
+    """Return the evidence of all samples, by tenant.
+
+    needed: tenants that must take part before it decides, since some may lie; 1 trusts every tenant.
+    """
+    ratios = [arms.log_ratio(bound) for arms in tenants.values()]
     # All tenants with samples: if only those with enough samples counted, the first ones there could all be liars.
-    liars = may_lie(len(tenants)) if policy.tenants > 1 else 0
+    liars = may_lie(len(tenants)) if needed > 1 else 0
     canary, stable = (_sum([arms[side] for arms in tenants.values()]) for side in (0, 1))
     return CanaryEvidence(
         canary_samples=canary.samples,
@@ -101,7 +104,7 @@ def weigh(tenants: Mapping[str, Arms], policy: CanaryPolicy) -> CanaryEvidence:
         log_better=_combined(ratios, liars),
         log_worse=_combined([-ratio for ratio in ratios], liars),
         tenants=sum(arms.takes_part for arms in tenants.values()),
-        tenants_needed=policy.tenants,
+        tenants_needed=needed,
     )
 
 

@@ -13,7 +13,6 @@ from coordinator.config import CoordinatorConfig
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.records import (
     CanaryEvidence,
-    CanaryPolicy,
     CanaryTrial,
     LifecycleState,
     Release,
@@ -58,12 +57,7 @@ class ReleaseHandlers:
         self.base_url = base_url
         self._releases, self._verifiers = ReleaseStore(store), VerifierStore(store)
         self._backup = ReleaseBackup(config.state_dir, self._releases)
-        self._policy = CanaryPolicy(
-            config.canary_share,
-            config.canary_bound,
-            config.canary_window_s,
-            config.canary_tenants,
-        )
+        self._config, self._share = config, config.canary_share
         self._anonymous = anonymous
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
@@ -89,7 +83,7 @@ class ReleaseHandlers:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
         new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, time.time(), "published")
         track = await self._releases.change(
-            manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._policy.share)
+            manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._share)
         )
         await self._keep()
         published = track.find(raw) or new
@@ -118,7 +112,7 @@ class ReleaseHandlers:
 
         def applied(track: ReleaseTrack) -> ReleaseTrack:
             release = track.find(chosen.manifest)
-            return lifecycle.apply(track, release, action, time.time(), self._policy.share) if release else track
+            return lifecycle.apply(track, release, action, time.time(), self._share) if release else track
 
         after = await self._releases.change(track.weights, applied)
         await self._keep()
@@ -170,19 +164,21 @@ class ReleaseHandlers:
                 log.exception("no decision is made on the releases of %s", one.weights)
 
     async def _decide(self, track: ReleaseTrack) -> None:
-        canary, policy = track.canary, self._policy
+        canary, bound, window_s = track.canary, self._config.canary_bound, self._config.canary_window_s
         if canary is None:
             return
         weighed = await self._weighed(track, canary)
-        if lifecycle.judge(track, weighed, policy, time.time()) is None:
-            self._tell(track, canary, lifecycle.awaited(weighed, policy))
+        if lifecycle.judge(track, weighed, bound, window_s, time.time()) is None:
+            self._tell(track, canary, lifecycle.awaited(weighed, bound))
             return
 
         def settled(track: ReleaseTrack) -> ReleaseTrack:
-            decision = lifecycle.judge(track, weighed, policy, time.time())  # it may have been pinned meanwhile
+            decision = lifecycle.judge(
+                track, weighed, bound, window_s, time.time()
+            )  # it may have been pinned meanwhile
             if decision is None:
                 return track
-            return lifecycle.settle(track, canary, *decision, weighed, time.time(), policy.share)
+            return lifecycle.settle(track, canary, *decision, weighed, time.time(), self._share)
 
         after = await self._releases.change(track.weights, settled)
         await self._keep()
@@ -214,8 +210,9 @@ class ReleaseHandlers:
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
         """Return the evidence of a trial."""
-        policy = replace(self._policy, tenants=1) if await self._anonymous() else self._policy
-        return evidence.weigh(await self._releases.samples(track.weights, canary.version), policy)
+        needed = 1 if await self._anonymous() else self._config.canary_tenants
+        samples = await self._releases.samples(track.weights, canary.version)
+        return evidence.weigh(samples, self._config.canary_bound, needed)
 
     async def _running(self, weights: str) -> tuple[int, CanaryTrial | None]:
         """Return the serial and a target's trial, which is read again only if the serial has changed."""

@@ -14,7 +14,6 @@ from typing import Any
 from coordinator.releases.evidence import LOG_THRESHOLD
 from coordinator.releases.records import (
     CanaryEvidence,
-    CanaryPolicy,
     LifecycleState,
     Release,
     ReleaseAction,
@@ -64,7 +63,7 @@ def advance(track: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
 
 
 def judge(
-    track: ReleaseTrack, evidence: CanaryEvidence, policy: CanaryPolicy, now: float
+    track: ReleaseTrack, evidence: CanaryEvidence, bound: float, window_s: float, now: float
 ) -> tuple[LifecycleState, str] | None:
     """Return the canary's new state and why, None if it stays.
 
@@ -74,27 +73,27 @@ def judge(
     canary = track.canary
     if canary is None or canary.pinned:
         return None
-    bound, measured = f"than the bound of {policy.bound:g} allows", _measured(evidence)
+    allowed, measured = f"than the bound of {bound:g} allows", _measured(evidence)
     if not evidence.tenants_missing:
         if evidence.log_worse >= LOG_THRESHOLD:
-            return LifecycleState.ROLLED_BACK, f"worse {bound}: {measured}"
+            return LifecycleState.ROLLED_BACK, f"worse {allowed}: {measured}"
         held = track.stable is not None and track.stable.pinned
         if evidence.log_better >= LOG_THRESHOLD and not held:
-            return LifecycleState.STABLE, f"not worse {bound}: {measured}"
-    if now - canary.since_unix >= policy.window_s:
+            return LifecycleState.STABLE, f"not worse {allowed}: {measured}"
+    if now - canary.since_unix >= window_s:
         few = f", {_tenants_words(evidence)}" if evidence.tenants_missing else ""
-        return LifecycleState.ROLLED_BACK, f"undecided after {policy.window_s:.0f} s: {measured}{few}"
+        return LifecycleState.ROLLED_BACK, f"undecided after {window_s:.0f} s: {measured}{few}"
     return None
 
 
-def awaited(evidence: CanaryEvidence, policy: CanaryPolicy) -> str:
+def awaited(evidence: CanaryEvidence, bound: float) -> str:
     """Return what the operator is told about a canary whose evidence would decide if more tenants took part, or ""."""
     if not evidence.tenants_missing:
         return ""
     for log, shown in ((evidence.log_worse, "worse than"), (evidence.log_better, "not worse than")):
         if log >= LOG_THRESHOLD:
-            bound = f"the bound of {policy.bound:g} allows"
-            return f"it looks {shown} {bound}, but {_tenants_words(evidence)}: promote it or roll it back"
+            few = _tenants_words(evidence)
+            return f"it looks {shown} the bound of {bound:g} allows, but {few}: promote it or roll it back"
     return ""
 
 

@@ -34,20 +34,6 @@ class ReleaseAction(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class CanaryPolicy:
-    """The settings by which a canary is tried and decided."""
-
-    share: float
-    """Share of the devices that get it, from 0 to 1."""
-    bound: float
-    """A canary whose acceptance is worse by this much, from 0 to 1, is rolled back."""
-    window_s: float
-    """A canary that is undecided for this long is rolled back."""
-    tenants: int = 3
-    """Tenants that must take part before the evidence decides, since some may lie; 1 trusts every tenant."""
-
-
-@dataclass(frozen=True)
 class CanaryEvidence:
     """The evidence that verifiers have measured of a canary and of the release beside it.
 

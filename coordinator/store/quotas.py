@@ -103,19 +103,14 @@ async def set_limits(store: RedisStore, tenant: str, limits: Mapping[str, int], 
     return bool(await store.run("tenant_set", touched, [tenant, int(known), int(afresh), written(limits)]))
 
 
-async def limits_of(store: RedisStore, tenants: Sequence[str], defaults: TenantLimits) -> dict[str, TenantLimits]:
-    """Return the limits of these tenants. Raises Unavailable."""
-    if not tenants:
-        return {}
-    [records] = await store.call("tenant_limits", [("HMGET", keys.TENANT_LIMITS, *tenants)])
-    return {name: limits_from(record, defaults) for name, record in zip(tenants, records, strict=True)}
-
-
 async def find(
     store: RedisStore, tenants: Sequence[str], defaults: TenantLimits
 ) -> dict[str, tuple[TenantLimits, pb.TenantUse]]:
     """Return limits and use of these tenants. Raises Unavailable."""
-    limits = await limits_of(store, tenants, defaults)
+    if not tenants:
+        return {}
+    [records] = await store.call("tenant_limits", [("HMGET", keys.TENANT_LIMITS, *tenants)])
+    limits = {name: limits_from(record, defaults) for name, record in zip(tenants, records, strict=True)}
     now = f"({int(1000 * await store.now_unix())}"
     commands = [("ZCOUNT", keys.tenant_places(name), now, "+inf") for name in tenants]
     places = await store.call("tenant_places", commands)

@@ -10,11 +10,11 @@ import pytest
 
 from coordinator.releases import evidence
 from coordinator.releases.evidence import LOG_THRESHOLD, Arm, Arms
-from coordinator.releases.records import CanaryPolicy
 from coordinator.releases.store import IN_STEP
 
-POLICY = CanaryPolicy(share=0.25, bound=0.05, window_s=3600.0, tenants=3)
-TRUSTING = CanaryPolicy(share=0.25, bound=0.05, window_s=3600.0, tenants=1)
+BOUND = 0.05
+THREE, TRUSTING = 3, 1
+"""Tenants that a decision needs."""
 PROPOSED = 32
 Sample = tuple[str, bool, float]
 """Tenant, whether it is the canary's, and acceptance."""
@@ -26,7 +26,7 @@ def sample(rng, is_canary: bool, mean: float, spread: float = 0.1, tenant: str =
     return tenant, is_canary, int(rng.binomial(PROPOSED, text)) / PROPOSED
 
 
-def looks(samples: Iterable[Sample], every: int, policy: CanaryPolicy = TRUSTING):
+def looks(samples: Iterable[Sample], every: int, needed: int = TRUSTING):
     """Weigh after every so many samples, which are taken in step, as release_sample.lua does."""
     tenants: defaultdict[str, Arms] = defaultdict(Arms)
     for number, (tenant, is_canary, acceptance) in enumerate(samples, 1):
@@ -36,15 +36,15 @@ def looks(samples: Iterable[Sample], every: int, policy: CanaryPolicy = TRUSTING
             grown = Arm(own.samples + 1, own.total + acceptance, own.squares + acceptance**2)
             tenants[tenant] = arms._replace(**{"canary" if is_canary else "stable": grown})
         if number % every == 0:
-            yield evidence.weigh(tenants, policy)
+            yield evidence.weigh(tenants, BOUND, needed)
 
 
-def decided(samples: Iterable[Sample], every: int = 30, policy: CanaryPolicy = TRUSTING) -> str:
+def decided(samples: Iterable[Sample], every: int = 30, needed: int = TRUSTING) -> str:
     """Return the decision of a trial that is evaluated so often: "worse", "stable" or ""."""
-    for look in looks(samples, every, policy):
-        if look.tenants >= policy.tenants and look.log_worse >= LOG_THRESHOLD:
+    for look in looks(samples, every, needed):
+        if look.tenants >= needed and look.log_worse >= LOG_THRESHOLD:
             return "worse"
-        if look.tenants >= policy.tenants and look.log_better >= LOG_THRESHOLD:
+        if look.tenants >= needed and look.log_better >= LOG_THRESHOLD:
             return "stable"
     return ""
 
@@ -55,7 +55,7 @@ def trial(seed: int, canary: float, stable: float, count: int, spread: float = 0
     return decided(sample(rng, side, canary if side else stable, spread) for side in sides)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1, 0.25])
+@pytest.mark.parametrize("spread", [0.0, 0.25])
 @pytest.mark.parametrize(("canary", "wrong", "right"), [(0.55, "stable", "worse"), (0.60, "worse", "stable")])
 def test_neither_decision_is_wrong_more_often_than_alpha(canary, wrong, right, spread) -> None:
     """The hardest cases: the canary is worse by exactly the bound, or not at all."""
@@ -83,7 +83,7 @@ def mixed(rng, tenants: Mapping[str, float], count: int, canary: float, lies: Ma
 def test_a_hostile_tenant_with_half_of_the_samples_changes_no_decision(canary, lie, right) -> None:
     tenants = {"liar": 0.5, "a": 0.25, "b": 0.25}
     found = [
-        decided(mixed(np.random.default_rng(seed), tenants, 2_400, canary, {"liar": lie}), 200, POLICY)
+        decided(mixed(np.random.default_rng(seed), tenants, 2_400, canary, {"liar": lie}), 200, THREE)
         for seed in range(20)
     ]
     assert set(found) <= {right, ""}
@@ -94,7 +94,7 @@ def test_a_hostile_tenant_with_half_of_the_samples_changes_no_decision(canary, l
 def test_beside_a_liar_neither_decision_is_wrong_more_often_than_alpha(canary, lie, wrong) -> None:
     tenants = {"liar": 0.5, "a": 0.25, "b": 0.25}
     found = [
-        decided(mixed(np.random.default_rng(seed), tenants, 1_200, canary, {"liar": lie}), 60, POLICY)
+        decided(mixed(np.random.default_rng(seed), tenants, 1_200, canary, {"liar": lie}), 60, THREE)
         for seed in range(100)
     ]
     assert found.count(wrong) <= 1
@@ -102,7 +102,7 @@ def test_beside_a_liar_neither_decision_is_wrong_more_often_than_alpha(canary, l
 
 def test_many_tenants_with_few_samples_each_decide_together() -> None:
     tenants = {f"t{i}": 1 / 30 for i in range(30)}
-    found = [decided(mixed(np.random.default_rng(s), tenants, 3_600, 0.6, {}), 400, POLICY) for s in range(10)]
+    found = [decided(mixed(np.random.default_rng(s), tenants, 3_600, 0.6, {}), 400, THREE) for s in range(10)]
     assert found.count("stable") >= 9
     assert "worse" not in found
 
@@ -113,14 +113,18 @@ def arm(samples: int, acceptance: float) -> Arm:
 
 def test_a_tenant_takes_part_once_it_has_enough_samples_on_both_sides() -> None:
     few, enough = arm(evidence.LEAST - 1, 0.5), arm(evidence.LEAST, 0.5)
-    shown = evidence.weigh({"a": Arms(enough, few), "b": Arms(few, enough), "c": Arms(enough, enough)}, POLICY)
+    shown = evidence.weigh({"a": Arms(enough, few), "b": Arms(few, enough), "c": Arms(enough, enough)}, BOUND, THREE)
     assert (shown.tenants, shown.tenants_needed) == (1, 3)
-    assert evidence.weigh({}, POLICY).log_worse == evidence.weigh({"a": Arms(arm(500, 0.0))}, TRUSTING).log_worse == 0.0
+    assert (
+        evidence.weigh({}, BOUND, THREE).log_worse
+        == evidence.weigh({"a": Arms(arm(500, 0.0))}, BOUND, TRUSTING).log_worse
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize(("canary", "stable"), [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
 def test_extremes_are_finite_and_of_the_right_sign(canary, stable) -> None:
-    shown = evidence.weigh({"t": Arms(arm(2_000, canary), arm(2_000, stable))}, TRUSTING)
+    shown = evidence.weigh({"t": Arms(arm(2_000, canary), arm(2_000, stable))}, BOUND, TRUSTING)
     assert np.isfinite([shown.log_better, shown.log_worse]).all()
     assert (shown.log_worse >= LOG_THRESHOLD) == (canary < stable)
     assert (shown.log_better >= LOG_THRESHOLD) == (canary >= stable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from coordinator.releases import lifecycle
 from coordinator.releases.evidence import LOG_THRESHOLD
 from coordinator.releases.records import (
     CanaryEvidence,
-    CanaryPolicy,
     LifecycleState,
     Release,
     ReleaseAction,
@@ -23,7 +23,8 @@ from outrider.core.errors import BadRequest, NotFound
 
 CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK = LifecycleState
 SHARE = 0.25
-POLICY = CanaryPolicy(share=SHARE, bound=0.05, window_s=100.0)
+POLICY = 0.05, 100.0
+"""The bound by which a canary may be worse, and the seconds that it is tried."""
 OVER = (SUPERSEDED, ROLLED_BACK)
 
 
@@ -115,35 +116,35 @@ BETTER, WORSE = CanaryEvidence(log_better=LOG_THRESHOLD), CanaryEvidence(log_wor
 
 
 def test_evidence_decides_as_soon_as_there_is_enough() -> None:
-    assert lifecycle.judge(canary(), BETTER, POLICY, 1.0)[0] is STABLE
-    assert lifecycle.judge(canary(), WORSE, POLICY, 1.0)[0] is ROLLED_BACK
-    assert lifecycle.judge(canary(), CanaryEvidence(log_better=4.6, log_worse=4.6), POLICY, 1.0) is None
+    assert lifecycle.judge(canary(), BETTER, *POLICY, 1.0)[0] is STABLE
+    assert lifecycle.judge(canary(), WORSE, *POLICY, 1.0)[0] is ROLLED_BACK
+    assert lifecycle.judge(canary(), CanaryEvidence(log_better=4.6, log_worse=4.6), *POLICY, 1.0) is None
 
 
 def test_a_trial_without_evidence_ends_with_its_window() -> None:
-    assert lifecycle.judge(canary(), CanaryEvidence(), POLICY, 99.9) is None
-    assert lifecycle.judge(canary(), CanaryEvidence(), POLICY, 100.0)[0] is ROLLED_BACK
+    assert lifecycle.judge(canary(), CanaryEvidence(), *POLICY, 99.9) is None
+    assert lifecycle.judge(canary(), CanaryEvidence(), *POLICY, 100.0)[0] is ROLLED_BACK
 
 
 @pytest.mark.parametrize("shown", [{"log_better": 99.0}, {"log_worse": 99.0}])
 def test_with_too_few_tenants_evidence_decides_nothing_and_the_operator_is_told(shown: dict[str, float]) -> None:
     few = CanaryEvidence(tenants=2, tenants_needed=3, **shown)
-    assert lifecycle.judge(canary(), few, POLICY, 99.0) is None
-    told = lifecycle.awaited(few, POLICY)
+    assert lifecycle.judge(canary(), few, *POLICY, 99.0) is None
+    told = lifecycle.awaited(few, POLICY[0])
     assert "2 of the 3 tenants that a decision needs take part: promote it or roll it back" in told
     assert told.startswith("it looks worse" if "log_worse" in shown else "it looks not worse")
-    assert lifecycle.awaited(replace(few, tenants=3), POLICY) == ""
-    assert lifecycle.awaited(CanaryEvidence(tenants=2, tenants_needed=3), POLICY) == ""
-    enough = lifecycle.judge(canary(), replace(few, tenants=3), POLICY, 1.0)
+    assert lifecycle.awaited(replace(few, tenants=3), POLICY[0]) == ""
+    assert lifecycle.awaited(CanaryEvidence(tenants=2, tenants_needed=3), POLICY[0]) == ""
+    enough = lifecycle.judge(canary(), replace(few, tenants=3), *POLICY, 1.0)
     assert enough is not None
     assert enough[0] is (ROLLED_BACK if "log_worse" in shown else STABLE)
 
 
 def test_pins_hold_against_what_is_measured() -> None:
-    assert lifecycle.judge(canary(pinned=True), WORSE, POLICY, 1e9) is None
+    assert lifecycle.judge(canary(pinned=True), WORSE, *POLICY, 1e9) is None
     kept = steered(canary(), 1, ReleaseAction.PIN)
-    assert lifecycle.judge(kept, BETTER, POLICY, 1.0) is None
-    assert lifecycle.judge(kept, WORSE, POLICY, 1.0)[0] is ROLLED_BACK
+    assert lifecycle.judge(kept, BETTER, *POLICY, 1.0) is None
+    assert lifecycle.judge(kept, WORSE, *POLICY, 1.0)[0] is ROLLED_BACK
 
 
 def test_a_decision_that_comes_second_changes_nothing() -> None:
@@ -227,7 +228,7 @@ class ReleaseMachine(RuleBasedStateMachine):
     def measure(self, better: float, worse: float, wait: float) -> None:
         self.now += wait
         before = self.track.canary
-        verdict = lifecycle.judge(self.track, CanaryEvidence(log_better=better, log_worse=worse), POLICY, self.now)
+        verdict = lifecycle.judge(self.track, CanaryEvidence(log_better=better, log_worse=worse), *POLICY, self.now)
         if verdict is not None:
             assert not before.pinned
             self.track = lifecycle.settle(self.track, before, *verdict, None, self.now, SHARE)
@@ -280,4 +281,6 @@ class ReleaseMachine(RuleBasedStateMachine):
 
 
 TestLife = ReleaseMachine.TestCase
-TestLife.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(
+    max_examples=500 if os.environ.get("OUTRIDER_NIGHTLY") else 50, stateful_step_count=30, deadline=None
+)
