@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from coordinator.api.authentication import Authenticator, Caller, tenant_name
-from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.metrics import CoordinatorCounters
 from coordinator.api.services import rpc, session_id, verifier_id
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import (

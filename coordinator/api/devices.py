@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from coordinator import placement
 from coordinator.api.authentication import Authenticator, Caller
-from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.metrics import CoordinatorCounters
 from coordinator.api.services import rpc, session_id, verifier_id
 from coordinator.api.ticket_key import TicketKeys
 from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S, CoordinatorConfig

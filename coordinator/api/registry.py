@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from coordinator.api.authentication import Caller, tenant_name
-from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.metrics import CoordinatorCounters
 from coordinator.api.services import rpc, verifier_id
 from coordinator.api.ticket_key import TicketKeys
 from coordinator.config import LIMITS, CoordinatorConfig

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator
 from coordinator.api import ticket_key
 from coordinator.api.admin import AdminServicer
 from coordinator.api.authentication import Authenticator
-from coordinator.api.counters import CoordinatorCounters
 from coordinator.api.devices import CoordinatorServicer
-from coordinator.api.metrics import CoordinatorCollector
+from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters
 from coordinator.api.registry import RegistryServicer
 from coordinator.api.services import Admission
 from coordinator.api.tenant_keys import TenantKeys

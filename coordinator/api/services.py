@@ -6,12 +6,12 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from coordinator.api.authentication import OPERATOR, VERIFIER, Authenticator, Caller
-from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.metrics import CoordinatorCounters
 from outrider.core.protocol.messages import MAX_SESSION_ID, MAX_VERIFIER_ID
 from outrider.telemetry import logs, traces
 from outrider.wire.admission import Metadata
@@ -22,27 +22,19 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 COORDINATOR, REGISTRY = (pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Registry"))
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_S = TypeVar("_S", bound="Counting")
 _Q = TypeVar("_Q")
 _A = TypeVar("_A")
-
-
-class Counting(Protocol):
-    """Counts its calls."""
-
-    @property
-    def counters(self) -> CoordinatorCounters: ...
 
 
 _caller: ContextVar[Caller] = ContextVar("_caller")
 """Who calls, as `Admission` found before the request was read."""
 
 
-def rpc(method: Callable[[_S, _Q, Caller], Awaitable[_A]]) -> Callable[[_S, _Q, _Context], Awaitable[_A]]:
-    """Wrap a method as gRPC calls it: count and trace the call, and map errors to a status."""
+def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q, _Context], Awaitable[_A]]:
+    """Wrap a method as gRPC calls it: count the call in the servicer's `counters`, trace it, map errors to a status."""
 
     @functools.wraps(method)
-    async def wrapped(self: _S, request: _Q, context: _Context) -> _A:
+    async def wrapped(self: Any, request: _Q, context: _Context) -> _A:
         metadata = tuple(context.invocation_metadata() or ())
         logs.note(session=getattr(request, "session_id", ""), request=logs.request_id_from(metadata))
         name, begun = method.__name__, time.perf_counter()

@@ -13,7 +13,6 @@ from coordinator.config import CoordinatorConfig
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.records import (
     CanaryEvidence,
-    CanaryTrial,
     LifecycleState,
     Release,
     ReleaseAction,
@@ -62,8 +61,8 @@ class ReleaseHandlers:
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
         self._serial_read, self._serial_read_at = 0, -math.inf
-        self._trials: dict[str, tuple[int, CanaryTrial | None]] = {}
-        """Weights hash of a target -> serial, its trial."""
+        self._tracks: dict[str, tuple[int, ReleaseTrack]] = {}
+        """Weights hash of a target -> serial, its track as it was then."""
         self._told: dict[tuple[str, int], str] = {}  # trial -> what its operator was told to decide
 
     async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
@@ -127,9 +126,8 @@ class ReleaseHandlers:
         PlacementRequest by session id, of the sessions that were placed here. Others do not count.
         """
         try:
-            serial, trial = await self._running(weights)
-            if trial is not None:
-                await self._releases.sample(weights, trial, sessions, devices)
+            serial, track = await self._running(weights)
+            await self._releases.sample(track, sessions, devices)
         except OutriderError as error:
             log.warning("no samples are taken from a report: %s", error)
             return 0
@@ -214,16 +212,17 @@ class ReleaseHandlers:
         samples = await self._releases.samples(track.weights, canary.version)
         return evidence.weigh(samples, self._config.canary_bound, needed)
 
-    async def _running(self, weights: str) -> tuple[int, CanaryTrial | None]:
-        """Return the serial and a target's trial, which is read again only if the serial has changed."""
+    async def _running(self, weights: str) -> tuple[int, ReleaseTrack]:
+        """Return the serial and a target's track, which is read again only if the serial has changed."""
         serial = await self._releases.serial()
-        known = self._trials.get(weights)
-        if weights and serial and (known is None or known[0] != serial):
+        read_at, track = self._tracks.get(weights, (0, ReleaseTrack(weights)))
+        if weights and serial != read_at:
             _, stored = await self._releases.tracks(weights)
-            if len(self._trials) >= MAX_TARGETS:
-                self._trials.clear()
-            known = self._trials[weights] = serial, stored[0].trial if stored else None
-        return serial, known[1] if known else None
+            if len(self._tracks) >= MAX_TARGETS:
+                self._tracks.clear()
+            track = stored[0] if stored else ReleaseTrack(weights)
+            self._tracks[weights] = serial, track
+        return serial, track
 
 
 def _check_target(manifest: Manifest, verifiers: Sequence[pb.VerifierStatus]) -> None:

@@ -84,31 +84,6 @@ class Release:
     """The evidence that decided its trial."""
 
 
-@dataclass(frozen=True)
-class CanaryTrial:
-    """The drafts that are compared on one target."""
-
-    name: str
-    """Name of the canary."""
-    version: int
-    stable: str
-    """Name of the stable release; if it is empty, every other draft takes its place."""
-    share: float
-    """Share of the devices that the canary is offered to, from 0 to 1."""
-
-    def arm(self, draft: str, device_id: str) -> str:
-        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others.
-
-        draft: what the session drafts with, as its device says, which counts only if that was offered to the device.
-        """
-        tries = draft == self.name
-        if not draft or tries is not in_canary(device_id, self.name, self.share):
-            return ""
-        if tries:
-            return "c"
-        return "s" if self.stable in ("", draft) else ""
-
-
 def in_canary(device_id: str, release: str, share: float) -> bool:
     """Return whether a device is drawn for the share that tries a release. A device without a name never is.
 
@@ -147,13 +122,6 @@ class ReleaseTrack:
         return self._first(LifecycleState.CANARY)
 
     @property
-    def trial(self) -> CanaryTrial | None:
-        canary, stable = self.canary, self.stable
-        if canary is None:
-            return None
-        return CanaryTrial(canary.name, canary.version, stable.name if stable else "", canary.share)
-
-    @property
     def states(self) -> list[tuple[int, LifecycleState]]:
         """Return versions with their states, the newest first."""
         return [(release.version, release.state) for release in self.releases]
@@ -161,6 +129,20 @@ class ReleaseTrack:
     def find(self, manifest: bytes) -> Release | None:
         """Return the release with this manifest, None if there is none."""
         return next((release for release in self.releases if release.manifest == manifest), None)
+
+    def arm(self, draft: str, device_id: str) -> str:
+        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others.
+
+        draft: what the session drafts with, as its device says, which counts only if that was offered to the device.
+        Without a stable release every other draft takes its place.
+        """
+        canary, stable = self.canary, self.stable
+        tries = canary is not None and draft == canary.name
+        if canary is None or not draft or tries is not in_canary(device_id, canary.name, canary.share):
+            return ""
+        if tries:
+            return "c"
+        return "s" if stable is None or draft == stable.name else ""
 
     def _first(self, state: LifecycleState) -> Release | None:
         return next((release for release in self.releases if release.state is state), None)

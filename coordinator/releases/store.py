@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from coordinator.releases.evidence import Arm, Arms
-from coordinator.releases.records import CanaryTrial, LifecycleState, ReleaseTrack
+from coordinator.releases.records import LifecycleState, ReleaseTrack
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.artifacts import atomic_files
@@ -87,25 +87,26 @@ class ReleaseStore:
 
     async def sample(
         self,
-        weights: str,
-        trial: CanaryTrial,
+        track: ReleaseTrack,
         sessions: Sequence[SessionTelemetry],
         devices: Mapping[str, str],
     ) -> int:
-        """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples.
+        """Take samples of the track's trial from sessions' cumulative counts. Safe to repeat. Returns how many.
 
         devices: `device_id` of PlacementRequest by session id; other sessions give none, since a session's arm is what
         was offered to its device. Nor do those with a lossy acceptance rule: what they accept says little of the draft.
         """
+        if (canary := track.canary) is None:
+            return 0
         compared = []
         for session in sessions:
             device = devices.get(session.session_id)
-            if device is not None and not session.lossy and (arm := trial.arm(session.draft_release, device)):
+            if device is not None and not session.lossy and (arm := track.arm(session.draft_release, device)):
                 compared.append((session, arm))
         taken = 0
         for start in range(0, len(compared), SESSIONS_AT_ONCE):
-            touched = [keys.samples(weights, trial.version)]
-            arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
+            touched = [keys.samples(track.weights, canary.version)]
+            arguments: list[Any] = [f"{canary.version}:{canary.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
             arguments += [IN_STEP, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
             for s, arm in compared[start : start + SESSIONS_AT_ONCE]:
                 touched.append(keys.span(s.session_id))

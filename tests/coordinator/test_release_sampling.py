@@ -9,13 +9,19 @@ from releasing import device_of
 
 from coordinator.releases import store as limits
 from coordinator.releases.evidence import Arm, Arms
-from coordinator.releases.records import CanaryTrial
+from coordinator.releases.records import LifecycleState, Release, ReleaseTrack
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.redis_store import RedisStore
 from outrider.core.telemetry import SessionTelemetry
 
 NEW, OLD = "n" * 64, "0" * 64
-TRIAL = CanaryTrial(NEW, 2, OLD, share=0.25)
+TRIAL = ReleaseTrack(
+    "w",
+    releases=(
+        Release(b"2", 2, NEW, LifecycleState.CANARY, 0.0, share=0.25),
+        Release(b"1", 1, OLD, LifecycleState.STABLE, 0.0),
+    ),
+)
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ async def releases(redis):
 class Sessions:
     """Report sessions with cumulative counts, as verifiers do."""
 
-    def __init__(self, releases: ReleaseStore, trial: CanaryTrial = TRIAL) -> None:
+    def __init__(self, releases: ReleaseStore, trial: ReleaseTrack = TRIAL) -> None:
         self.releases = releases
         self.trial = trial
 
@@ -38,13 +44,13 @@ class Sessions:
         """Report a session. device_ids: by default one that was offered the draft."""
         fields = {"session_id": "s", "tenant": "acme", "epoch": 5, "traffic_class": "code"}
         fields |= {"draft_release": draft, "positions": positions, "first_accepted": right, **changes}
-        one, name = SessionTelemetry(**fields), self.trial.name
+        one, name = SessionTelemetry(**fields), NEW
         device = device_of(name, canary=draft == name) if device is None else device
-        return await self.releases.sample("w", self.trial, [one], {one.session_id: device})
+        return await self.releases.sample(self.trial, [one], {one.session_id: device})
 
     async def taken(self, tenant: str = "acme") -> tuple[int, float, int, float]:
         """Return the number of samples and the sum of their acceptances, of the canary and beside it."""
-        found = (await self.releases.samples("w", self.trial.version)).get(tenant, Arms())
+        found = (await self.releases.samples("w", 2)).get(tenant, Arms())
         return found.canary.samples, found.canary.total, found.stable.samples, found.stable.total
 
 
@@ -119,7 +125,7 @@ async def test_a_session_that_drafts_with_what_its_device_was_not_offered_does_n
 
 async def test_a_session_that_was_not_placed_here_does_not_count(releases) -> None:
     one = SessionTelemetry("s", 5, "acme", draft_release=NEW, positions=40, first_accepted=20)
-    assert await releases.sample("w", TRIAL, [one], {}) == 0
+    assert await releases.sample(TRIAL, [one], {}) == 0
 
 
 @pytest.mark.parametrize(("positions", "right"), [(40, 50), (100_000, 50_000)], ids=["too many right", "too quick"])

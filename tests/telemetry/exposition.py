@@ -17,8 +17,7 @@ pytest.importorskip("pyarrow")
 from cloud_verifier.distill.metrics import DistillCollector
 from cloud_verifier.distill.state import LoopState
 from cloud_verifier.front.metrics import VerifierCollector
-from coordinator.api.counters import CoordinatorCounters, StoreCounters
-from coordinator.api.metrics import CoordinatorCollector
+from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters, StoreCounters
 from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2
