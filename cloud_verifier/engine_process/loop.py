@@ -59,7 +59,7 @@ class EngineLoop:
         while not (self._quit or self._end.closed):
             events = [event for request in self._end.receive(self._poll_timeout_s) for event in self._take(request)]
             events += self._take_compiled()
-            events += [self._event(event) for event in self._engine.step()]
+            events += map(_event, self._engine.step())
             self._end.send(events)
             if time.monotonic() >= self._stats_due:
                 self._end.send([self._stats()])
@@ -81,20 +81,15 @@ class EngineLoop:
         return max(0.0, wait if deadline is None else min(wait, deadline - time.monotonic()))
 
     def _take_compiled(self) -> list[pb.EngineEvent]:
-        """Take the requests that have waited for grammars which are compiled now."""
-        done = [one for one, (compiled, (start, *_)) in self._compiling.items() if self._is_compiled(compiled, start)]
-        waited = [self._compiling.pop(session_id) for session_id in done]
-        return [event for compiled, requests in waited for event in self._take_waited(compiled, requests)]
-
-    def _is_compiled(self, compiled: Future[None], start: pb.EngineRequest) -> bool:
-        """Return whether a start need not wait any longer: all know its grammar, or it cannot be compiled."""
-        return compiled.done() and bool(compiled.exception() or self._engine.ready_for(_grammar_of(start)))
-
-    def _take_waited(self, compiled: Future[None], requests: Sequence[pb.EngineRequest]) -> list[pb.EngineEvent]:
-        """Take requests, of which the first, a start, fails as the compilation of its grammar did."""
-        start, *others = requests
-        events = self._take(start, compiled.result)
-        return events + [event for request in others for event in self._take(request)]
+        """Take the requests that have waited for grammars which are compiled now, or cannot be compiled: then the first
+        of them, the start, fails."""
+        events: list[pb.EngineEvent] = []
+        for session_id, (compiled, (start, *others)) in list(self._compiling.items()):
+            if compiled.done() and (compiled.exception() or self._engine.ready_for(_grammar_of(start))):
+                del self._compiling[session_id]
+                events += self._take(start, compiled.result)
+                events += [event for request in others for event in self._take(request)]
+        return events
 
     def _take(self, request: pb.EngineRequest, before: Callable[[], object] = lambda: None) -> list[pb.EngineEvent]:
         """Apply one request after calling `before`; return the failure that ends its session if one of both fails."""
@@ -155,13 +150,6 @@ class EngineLoop:
         )
         self._epochs[request.session_id] = request.epoch
 
-    def _event(self, event: Event) -> pb.EngineEvent:
-        match event:
-            case Committed(session_id, commit):
-                return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
-            case Failed(session_id, epoch, error):
-                return failure_event(error, session_id, epoch)
-
     def _stats(self) -> pb.EngineEvent:
         self._stats_due = time.monotonic() + STATS_INTERVAL_S
         stats, counters = self._engine.stats(), self._engine.counters
@@ -175,6 +163,14 @@ class EngineLoop:
                 counters=counters_to_proto(counters, stats),
             )
         )
+
+
+def _event(event: Event) -> pb.EngineEvent:
+    match event:
+        case Committed(session_id, commit):
+            return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
+        case Failed(session_id, epoch, error):
+            return failure_event(error, session_id, epoch)
 
 
 def _grammar_of(request: pb.EngineRequest) -> str:

@@ -1,8 +1,7 @@
 """Draft on the verifier with llama.cpp, for all sessions in one decode.
 
 The proposals are the same as a device's (outrider.core.proposals), so the same rule accepts them and the output stays
-the target's own. A tree is a chain of `depth` tokens with `siblings` further children at each level, which cost no
-decode.
+the target's own. A tree is a chain of `depth` tokens with a further child at each level, which costs no decode.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from cloud_verifier.engine.server_draft.base import (
     without_early_ends,
 )
 from cloud_verifier.engine.session import EngineSession, ProposedTree
-from outrider.core.errors import BadRequest
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
 
@@ -33,6 +31,9 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 256
 """The most tokens of prompts that are read in one step, over all sessions: reading delays the step of all."""
+
+CHILDREN = 2
+"""Children of each token of the chain: the one that it goes on with, and one that costs no decode."""
 
 Logits = NDArray[np.float32]
 
@@ -90,17 +91,13 @@ class LlamaServerDraft:
         chains: ChainContext,
         *,
         depth: int,
-        siblings: int = 1,
         vocabulary: int,
         pauses: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Never propose ids beyond the target's `vocabulary`. pauses: whether it pauses if it does not pay."""
-        if depth < 1:
-            raise BadRequest.bound("depth", depth, "at least 1")
         self._chains = chains
         self._depth = depth
-        self._children = 1 + siblings
         self._shared = min(vocabulary, chains.vocab_size)
         self._free = list(range(chains.count - 1, -1, -1))
         self._sequences: dict[str, _Sequence] = {}
@@ -204,4 +201,4 @@ class LlamaServerDraft:
         session, sampler = one.session, one.session.sampler
         position = session.protocol.position + len(one.path)
         logits = without_early_ends(row[: self._shared], session, position)
-        return one.add(propose(logits, sampler.params, sampler.key, position, sampler.counts, one.path, self._children))
+        return one.add(propose(logits, sampler.params, sampler.key, position, sampler.counts, one.path, CHILDREN))

@@ -68,9 +68,9 @@ class Chains:
         return np.stack(rows)
 
 
-def rig_with(model: TargetModel, chains: Chains, depth: int = 3, siblings: int = 1, **config: Any) -> Rig:
+def rig_with(model: TargetModel, chains: Chains, depth: int = 3, **config: Any) -> Rig:
     """Return an engine whose draft takes no time, so that drafting pays whenever a node is right."""
-    draft = LlamaServerDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB, clock=lambda: 0.0)
+    draft = LlamaServerDraft(chains, depth=depth, vocabulary=VOCAB, clock=lambda: 0.0)
     return Rig(model, EngineConfig(**{"kv_slots": 2048} | config), overlay=Overlay([draft], clock=lambda: 0.0))
 
 
