@@ -1,9 +1,8 @@
-"""Test that `outrider up` starts verifiers side by side, with a line for each step and each verifier's own progress."""
+"""Test that `outrider up` starts verifiers side by side, and ends all of them where one fails."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from pathlib import Path
 
@@ -16,23 +15,19 @@ from outrider.core.errors import Unavailable
 
 FAKE = """
 import pathlib, sys, time
-name, folder, wanted = sys.argv[2], pathlib.Path(sys.argv[3]), int(sys.argv[4])
+name, folder = sys.argv[2], pathlib.Path(sys.argv[3])
 (folder / name).touch()
-if name == "verifier-1" and wanted > 2:
-    sys.exit(7)
-print("2026-11-22 18:46:08,838 verifier INFO hashing weights: 45 MB", file=sys.stderr)
-print('{"process": "verifier", "message": "x"}', file=sys.stderr)
-while len(list(folder.iterdir())) < wanted:
+while len(list(folder.iterdir())) < 2:
     time.sleep(0.01)
-print("x" * 200_000, file=sys.stderr)  # more than a pipe holds
-print("listening on 127.0.0.1:1", flush=True)
+if name == "verifier-1":
+    sys.exit(7)
 time.sleep(60)
 """
 
 
 @pytest.fixture
 def together(tmp_path, monkeypatch) -> Path:
-    """Make a folder in which verifiers meet: each is ready once all of them have begun."""
+    """Make a folder in which verifiers meet: each goes on once two of them have begun."""
     (tmp_path / "fake_verifier.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     folder = tmp_path / "begun"
@@ -46,23 +41,10 @@ def cluster() -> Cluster:
     return made
 
 
-async def test_verifiers_load_side_by_side_and_each_says_how_far_it_is(together, capsys) -> None:
-    async with cluster() as running:
-        children = await local._start_verifiers(running, 2, str(together), "2")
-        assert [child.name for child in children] == ["verifier-1", "verifier-2"]
-    said = capsys.readouterr().err
-    head, *_ = said.splitlines()
-    assert head.startswith("starting 2 verifiers side by side: each imports torch") and "10 to 30 s" in head
-    for name in ("verifier-1", "verifier-2"):
-        assert f"{name}: 2026-11-22 18:46:08,838 verifier INFO hashing weights: 45 MB\n" in said
-        assert re.search(rf"^{name} is ready at 127\.0\.0\.1:1 after \d+ s$", said, re.MULTILINE)
-    assert said.count("x" * 200_000 + "\n") == 2
-
-
-async def test_where_one_verifier_fails_the_others_are_stopped(together) -> None:
+async def test_where_one_of_several_verifiers_fails_the_others_are_stopped(together) -> None:
     async with cluster() as running:
         with pytest.raises(Unavailable, match="verifier-1 ended with exit code 7 before it was ready"):
-            await local._start_verifiers(running, 2, str(together), "3")
+            await local._start_verifiers(running, 2, str(together))
         assert running.verifiers == []
 
 

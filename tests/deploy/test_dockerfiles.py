@@ -60,12 +60,6 @@ def test_the_build_sees_every_package_and_no_model_test_or_secret(image: Image) 
 
 
 @images
-def test_the_entry_point_is_a_program_of_the_project(image: Image) -> None:
-    assert image.entrypoint[0] in PROJECT["scripts"]
-    assert image.name.partition("-")[0] in image.entrypoint[0]
-
-
-@images
 def test_the_image_own_variables_are_settings_that_hold(image: Image) -> None:
     assert strange_variables(image.environment) == []
     config = settings(image.name, image.command, {**image.environment, **NEEDED[image.name]})

@@ -29,15 +29,9 @@ ELSEWHERE = {"ScaledObject", "PodMonitor", "LeaderWorkerSet"}
 OLDEST, NEWEST = "1.27", "1.37"
 MISTAKES: list[tuple[Object, str]] = [
     ({"verifer": {}}, "verifer"),
-    ({"verifier": {"drainSecond": 3}}, "drainSecond"),
     ({"tls": {"enabled": "yes"}}, "enabled"),
-    ({"coordinator": {"replicas": 0}}, "replicas"),
-    ({"autoscaling": {"min_acceptance": 2}}, "min_acceptance"),
     ({"verifier": {"drainSeconds": 3_600}}, "drainSeconds"),
     ({"verifier": {"engine": "vLLM"}}, "engine"),
-    ({"verifier": {"nodes": 0}}, "nodes"),
-    ({"autoscaling": {"kind": "vpa"}}, "kind"),
-    ({"coordinator": {"env": {"lower": "x"}}}, "lower"),
     ({"verifier": {"model": {"volume": {"emptyDir": {}, "hostPath": {"path": "/m"}}}}}, "volume"),
 ]
 
