@@ -11,7 +11,6 @@ pip's own settings apply: with PIP_EXTRA_INDEX_URL, say, torch comes from the in
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shlex
 import subprocess
 import sys
@@ -21,8 +20,6 @@ from pathlib import Path
 VLLM = "0.32.0"
 TORCH = "2.13.0"
 PINS = Path(__file__).parent / "engine" / "vllm_backend" / "requirements.txt"
-FINISHED = "outrider-vllm-{}-{}"
-"""Name of the file that says which installation has gone to its end."""
 
 
 def commands(folder: Path, *, gpu: bool) -> list[list[str]]:
@@ -42,21 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where to make it: 3.5 GB for CPUs, more for GPUs")
     parser.add_argument("--gpu", action="store_true", help="for NVIDIA GPUs, with vLLM's own requirements")
     options = parser.parse_args(arguments)
-    for other in options.folder.glob(FINISHED.format("*", "*")):
-        if other.name.endswith("-gpu") != options.gpu:
-            kind = "CPUs" if options.gpu else "GPUs"
-            print(f"{options.folder} has an environment for {kind}; name another folder", file=sys.stderr)
+    for command in commands(options.folder, gpu=options.gpu):  # they leave alone what is there already
+        print(shlex.join(command), flush=True)
+        status = subprocess.run(command, check=False).returncode
+        if status:
+            print(f"{shlex.join(command)} failed with exit code {status}", file=sys.stderr)
             return 1
-    pins = "gpu" if options.gpu else hashlib.sha256(PINS.read_bytes()).hexdigest()[:8]
-    finished = options.folder / FINISHED.format(VLLM, pins)
-    if not finished.exists():
-        for command in commands(options.folder, gpu=options.gpu):
-            print(shlex.join(command), flush=True)
-            status = subprocess.run(command, check=False).returncode
-            if status:
-                print(f"{shlex.join(command)} failed with exit code {status}", file=sys.stderr)
-                return 1
-        finished.touch()
     print(f"ready: outrider-verifier --engine vllm --engine-python {options.folder}/bin/python")
     return 0
 
