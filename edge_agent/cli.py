@@ -104,19 +104,17 @@ async def _chat(args: argparse.Namespace) -> None:
 
 async def _serve(args: argparse.Namespace) -> None:
     with EndedByInterrupt():
-        from edge_agent.http.options import ServeOptions
-        from edge_agent.http.serve import serve
+        from edge_agent.http.serve import check, serve
         from edge_agent.sdk.types import DEFAULT_TIMEOUT
 
-    settings = settle(EdgeSettings, args, PROGRAM, lambda settings: ServeOptions.of(settings).check())
-    options = ServeOptions.of(settings)
-    options.check()
+    settings = settle(EdgeSettings, args, PROGRAM, check)
+    check(settings)
     settings = await _with_draft(settings, log.info)
     timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
     async with _client(
         settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
     ) as client:
-        await serve(client, options)
+        await serve(client, settings)
 
 
 async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:

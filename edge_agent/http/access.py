@@ -13,20 +13,38 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge_agent.config import EdgeSettings
 from edge_agent.http.errors import REASON, ApiError, api_error, refused
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.streaming import ClientGone
 from edge_agent.metrics import EdgeMetrics
+from outrider.core.addresses import split_address
 from outrider.telemetry import logs, traces
 
 log = logging.getLogger(__name__)
 
+MAX_BODY_BYTES = 8 << 20
 _API_PREFIX = "/v1/"
 """Paths that begin so need the API key, are logged at INFO (others at DEBUG) and are traced."""
 _CLIENT_CLOSED = 499
 """nginx's status for a request whose client has closed; only the log shows it."""
 _MAX_PATH = 200
 """Characters of a path that are logged at most."""
+
+
+def key_of(settings: EdgeSettings) -> str | None:
+    """Return the key that clients must send; None asks for none."""
+    return None if settings.serve_api_key is None else settings.serve_api_key.get_secret_value()
+
+
+def hosts_of(settings: EdgeSettings) -> frozenset[str] | None:
+    """Return the host names that requests may use; None is any.
+
+    A web page can point a name of its own at loopback, and its browser then takes this server for the page's own:
+    without a key nothing else would keep the page out.
+    """
+    if settings.serve_api_key is not None or settings.serve_without_key:
+        return None
+    return frozenset({"localhost", "127.0.0.1", "::1", split_address(settings.serve_listen)[0].lower()})
 
 
 class AccessMiddleware:
@@ -36,9 +54,10 @@ class AccessMiddleware:
     request continues the trace of its `traceparent`. A HEAD request is routed as GET; the HTTP server omits the body.
     """
 
-    def __init__(self, app: ASGIApp, options: ServeOptions, metrics: EdgeMetrics) -> None:
+    def __init__(self, app: ASGIApp, settings: EdgeSettings, metrics: EdgeMetrics) -> None:
         self._app = app
-        self._options = options
+        self._key = key_of(settings)
+        self._hosts = hosts_of(settings)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +81,7 @@ class AccessMiddleware:
             try:
                 if (refusal := self._refusal(scope, headers)) is not None:
                     raise refusal
-                await self._app(routed, _limit_body(receive, self._options.max_body_bytes), send_with_id)
+                await self._app(routed, _limit_body(receive), send_with_id)
             except Exception as error:
                 if status:  # the response has started, so no other can be sent
                     raise
@@ -81,7 +100,7 @@ class AccessMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Return the error with which the request is refused, by its headers alone; None if it is allowed."""
-        hosts, key, max_bytes = self._options.hosts, self._options.api_key, self._options.max_body_bytes
+        hosts, key = self._hosts, self._key
         if hosts is not None and (host := _host(headers.get("host", ""))) not in hosts:
             return ApiError(
                 403,
@@ -90,8 +109,8 @@ class AccessMiddleware:
                 code="unknown_host",
             )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > max_bytes:
-            return _too_large(max_bytes)
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            return _too_large()
         if key is None or not scope["path"].startswith(_API_PREFIX) or scope["method"] == "OPTIONS":
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -105,8 +124,8 @@ class AccessMiddleware:
         )
 
 
-def _limit_body(receive: Receive, max_bytes: int) -> Receive:
-    """Return a `receive` that raises ApiError (413) after `max_bytes`, whatever content-length says."""
+def _limit_body(receive: Receive) -> Receive:
+    """Return a `receive` that raises ApiError (413) after MAX_BODY_BYTES, whatever content-length says."""
     read_bytes = 0
 
     async def limited_receive() -> Message:
@@ -114,15 +133,15 @@ def _limit_body(receive: Receive, max_bytes: int) -> Receive:
         message = await receive()
         if message["type"] == "http.request":
             read_bytes += len(message.get("body", b""))
-            if read_bytes > max_bytes:
-                raise _too_large(max_bytes)
+            if read_bytes > MAX_BODY_BYTES:
+                raise _too_large()
         return message
 
     return limited_receive
 
 
-def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {max_bytes} bytes, the limit of this server", code="too_large")
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes, the limit of this server", code="too_large")
 
 
 def _host(header: str) -> str:

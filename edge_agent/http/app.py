@@ -21,9 +21,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_agent.config import EdgeSettings
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.responses_api.routes import add_responses
@@ -41,36 +41,36 @@ FRESH_S = 5.0
 """Seconds for which a probe's result stands."""
 
 
-def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
+def app_of(client: AsyncClient, settings: EdgeSettings) -> FastAPI:
     """Return the application; the caller owns the client."""
     app = FastAPI(
-        title="Outrider", version=__version__, middleware=_middleware(client, options), docs_url=None, redoc_url=None
+        title="Outrider", version=__version__, middleware=_middleware(client, settings), docs_url=None, redoc_url=None
     )
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
-    _add_completions(app, client, options)
-    add_responses(app, client, options)
+    _add_completions(app, client, settings)
+    add_responses(app, client, settings)
     _add_models(app, client)
     _add_state(app, client)
     return app
 
 
-def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
+def _add_completions(app: FastAPI, client: AsyncClient, settings: EdgeSettings) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
-            streams, bundle, prefixes = await start_texts(client, body, options)
+            streams, bundle, prefixes = await start_texts(client, body, settings)
             return CompletionWriter(body, bundle, streams, prefixes)
 
-        return await unless_gone(request, _answer(body, start(), options))
+        return await unless_gone(request, _answer(body, start()))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
-            streams, bundle, form = await start_chat(client, body, options)
+            streams, bundle, form = await start_chat(client, body, settings)
             return CompletionWriter(body, bundle, streams, [""] * len(streams), form)
 
-        return await unless_gone(request, _answer(body, start(), options))
+        return await unless_gone(request, _answer(body, start()))
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
@@ -145,14 +145,14 @@ class Readiness:
 # --- completions
 
 
-async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter], options: ServeOptions) -> Response:
+async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter]) -> Response:
     """Return the whole answer, or its first event with the rest to come."""
     writer = await starting
     if not body.stream:
         return json_response(writer.whole(await drained(writer.streams)))
     events = _events(writer, includes_usage=body.includes_usage, continuous=body.continuous_usage)
     try:
-        return EventStream(await anext(events), events, options.stall_s)
+        return EventStream(await anext(events), events)
     except BaseException:
         await events.aclose()
         raise
@@ -216,14 +216,15 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
     return refused(request.scope, invalid_body(error.errors() if isinstance(error, RequestValidationError) else []))
 
 
-def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
+def _middleware(client: AsyncClient, settings: EdgeSettings) -> list[Middleware]:
     """Return the middleware, outermost first: refusals need CORS headers, too, or a page could not read them."""
-    access = Middleware(AccessMiddleware, options=options, metrics=client.metrics)
-    if not options.cors_origins:
+    access = Middleware(AccessMiddleware, settings=settings, metrics=client.metrics)
+    origins = tuple(filter(None, map(str.strip, settings.serve_cors_origins.split(","))))
+    if not origins:
         return [access]
     cors = Middleware(
         CORSMiddleware,
-        allow_origins=options.cors_origins,
+        allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=[REQUEST_HEADER],

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 
 try:
+    from edge_agent.http.access import key_of
     from edge_agent.http.app import app_of
     from edge_agent.http.streaming import first_done
     from outrider.wire import web
@@ -16,23 +17,39 @@ except ImportError as error:
     message = f"`outrider-edge serve` needs fastapi and uvicorn ({error}): pip install 'outrider[edge]'"
     raise ImportError(message) from error
 
-from edge_agent.http.options import ServeOptions
+from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
+from outrider.wire.channels import is_loopback
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 2.0
 
 
-async def serve(client: AsyncClient, options: ServeOptions) -> None:
+def check(settings: EdgeSettings) -> None:
+    """Raise BadRequest for settings with which it would be unsafe or impossible to serve."""
+    split_address(settings.serve_listen)
+    key = key_of(settings)
+    if key is not None and not (key and key.isascii() and key.isprintable()):
+        raise BadRequest("the server's API key must be a text of printable ASCII characters", field="api_key")
+    if key is None and not settings.serve_without_key and not is_loopback(settings.serve_listen):
+        raise BadRequest(
+            f"listen is {settings.serve_listen}: others than this machine could use the cluster without a key; set "
+            "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
+            field="listen",
+        )
+
+
+async def serve(client: AsyncClient, settings: EdgeSettings) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way.
 
     Raises what keeps the target from being loaded for good: BadRequest, ModelRefused, VocabularyMismatch, and any error
     that is no OutriderError.
     """
     signalled, loop = asyncio.Event(), asyncio.get_running_loop()
-    async with serving(client, options) as url, contextlib.AsyncExitStack() as handlers:
+    async with serving(client, settings) as url, contextlib.AsyncExitStack() as handlers:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signalled.set)
             handlers.callback(loop.remove_signal_handler, number)
@@ -44,15 +61,15 @@ async def serve(client: AsyncClient, options: ServeOptions) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(client: AsyncClient, options: ServeOptions) -> AsyncIterator[str]:
-    """Serve while the body runs, and at most `stop_s` seconds longer; yields the URL, which ends with "/".
+async def serving(client: AsyncClient, settings: EdgeSettings) -> AsyncIterator[str]:
+    """Serve while the body runs, and at most `serve_stop_s` seconds longer; yields the URL, which ends with "/".
 
     The first request loads the target, unless the body does. Raises BadRequest, Unavailable.
     """
-    options.check()
-    config = web.config(app_of(client, options), timeout_graceful_shutdown=options.stop_s)
-    async with web.serving(config, options.listen, "the HTTP server (--listen)") as port:
-        yield web.url(options.listen, port)
+    check(settings)
+    config = web.config(app_of(client, settings), timeout_graceful_shutdown=settings.serve_stop_s)
+    async with web.serving(config, settings.serve_listen, "the HTTP server (--listen)") as port:
+        yield web.url(settings.serve_listen, port)
 
 
 async def _load(client: AsyncClient) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from edge_agent.config import EdgeSettings
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.errors import ApiError, invalid_value
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import prompt_end
@@ -21,11 +21,11 @@ from outrider.core.protocol.messages import MAX_GENERATED_TOKENS
 
 
 async def start_texts(
-    client: AsyncClient, body: CompletionRequest, options: ServeOptions
+    client: AsyncClient, body: CompletionRequest, settings: EdgeSettings
 ) -> tuple[list[CompletionStream], TargetBundle, list[str]]:
     """Return a stream for each choice of each prompt, the target, and the text that goes before each choice."""
     body.refuse_unsupported()
-    _check_choices(body, len(body.prompts), options.max_choices)
+    _check_choices(body, len(body.prompts), settings)
     streams = await _streams(client, body, body.prompts, *text_grammar(body))
     bundle = await bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
@@ -33,7 +33,7 @@ async def start_texts(
 
 
 async def start_chat(
-    client: AsyncClient, body: ChatCompletionRequest, options: ServeOptions, open_end: int | None = None
+    client: AsyncClient, body: ChatCompletionRequest, settings: EdgeSettings, open_end: int | None = None
 ) -> tuple[list[CompletionStream], TargetBundle, AnswerFormat]:
     """Return a stream for each choice, the target, and the form in which it writes calls and reasoning.
 
@@ -41,11 +41,11 @@ async def start_chat(
     that is more, within what the target can hold; None: the SDK's.
     """
     body.refuse_unsupported()
-    _check_choices(body, 1, options.max_choices)
+    _check_choices(body, 1, settings)
     stream = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
     bundle = await bundle_of(client, body.model)
     source = bundle.template.source if bundle.template is not None else ""
-    form = AnswerFormat.of(source, options.answer_format)
+    form = AnswerFormat.of(source, settings.serve_answer_format)
     ids, tokenizer = stream.prompt_token_ids, bundle.tokenizer
     special = {tokenizer.table[token].decode(errors="replace"): token for token in tokenizer.special}
     grammar, field = chat_grammar(body, form, source, special, prompt_end(stream, bundle))
@@ -92,8 +92,9 @@ async def _streams(
     return streams
 
 
-def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
+def _check_choices(body: RequestBody, prompts: int, settings: EdgeSettings) -> None:
     """Raise ApiError for a request that would take so many slots that others wait."""
+    most = max(1, settings.max_sessions // 2)
     if prompts * body.choices > most:
         raise invalid_value(
             "n" if body.choices > 1 else "prompt",

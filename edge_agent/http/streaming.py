@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
+STALL_S = 60.0
+"""Seconds after which a client that takes nothing of its stream counts as gone."""
 DONE = b"data: [DONE]\n\n"
 
 _HEADERS = (
@@ -126,14 +128,13 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _A]) -> _A:
 class EventStream(Response):
     """A response whose first event is known already, so that what fails before it has a status of its own.
 
-    A client that takes nothing for `stall_s` seconds ends it: otherwise it would hold its sessions for good.
+    A client that takes nothing for STALL_S seconds ends it: otherwise it would hold its sessions for good.
     """
 
-    def __init__(self, first: bytes, rest: Events, stall_s: float) -> None:
+    def __init__(self, first: bytes, rest: Events) -> None:
         super().__init__()
         self._first = first
         self._rest = rest
-        self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._rest), first_done(self._send_all(send), _disconnected(receive)) as sending:
@@ -144,7 +145,7 @@ class EventStream(Response):
         """Send all events, unless the client does not take a message in time."""
 
         async def within_time(message: Message) -> None:
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(STALL_S):
                 await send(message)
 
         try:
@@ -154,7 +155,7 @@ class EventStream(Response):
                 await within_time({"type": "http.response.body", "body": data, "more_body": True})
             await within_time({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            log.warning("a client took nothing of its stream for %g s: its request ends", self._stall_s)
+            log.warning("a client took nothing of its stream for %g s: its request ends", STALL_S)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -10,7 +10,6 @@ from reciter import recital
 from saying import Says, saying
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from edge_agent.session.stream import Channels
 
@@ -61,7 +60,7 @@ async def client(verifier: FakeVerifier, tmp_path: Path, edge_settings: EdgeSett
 @pytest.fixture
 async def url(client: AsyncClient) -> AsyncIterator[str]:
     """Yield the URL of `outrider-edge serve` over it, with the target loaded."""
-    async with serving(client, ServeOptions("127.0.0.1:0")) as address:
+    async with serving(client, EdgeSettings(serve_listen="127.0.0.1:0")) as address:
         await client.prepare()
         yield address
 

@@ -14,7 +14,6 @@ from reciter import recital, reciting
 from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from edge_agent.target.tokenizer import TargetTokenizer
 
@@ -50,7 +49,7 @@ def saying(cache: Path, settings: EdgeSettings) -> Says:
 
     @asynccontextmanager
     async def server(
-        text: str, template: str = QWEN, answer_format: str = "auto", special: str = "<|user|>"
+        text: str, template: str = QWEN, answer_format: Any = "auto", special: str = "<|user|>"
     ) -> AsyncIterator[tuple[AsyncOpenAI, FakeVerifier]]:
         data = tokenizer_json().replace(b"<|user|>", special.encode())
         tokens = TargetTokenizer(data).encode(f"{text}<|end|>")
@@ -61,7 +60,7 @@ def saying(cache: Path, settings: EdgeSettings) -> Says:
         async with (
             FakeVerifier(script) as verifier,
             AsyncClient(verifier=verifier.address, cache_dir=cache, settings=settings, draft=None) as client,
-            serving(client, ServeOptions("127.0.0.1:0", answer_format=answer_format)) as url,
+            serving(client, EdgeSettings(serve_listen="127.0.0.1:0", serve_answer_format=answer_format)) as url,
             AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as openai,
         ):
             yield openai, verifier

@@ -10,8 +10,7 @@ from fake_verifier import FakeVerifier, logprobs_of
 from openai import AsyncOpenAI, BadRequestError
 from reciter import TEXT
 
-from edge_agent import AsyncClient
-from edge_agent.http.options import ServeOptions
+from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.responses import LogprobsWriter
 from edge_agent.http.serve import serving
 from outrider.core.errors import Unavailable
@@ -21,7 +20,7 @@ from outrider.core.protocol.messages import TokenLogprobs
 @pytest.fixture
 async def openai(client: AsyncClient) -> AsyncIterator[AsyncOpenAI]:
     async with (
-        serving(client, ServeOptions("127.0.0.1:0")) as url,
+        serving(client, EdgeSettings(serve_listen="127.0.0.1:0")) as url,
         AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as made,
     ):
         yield made

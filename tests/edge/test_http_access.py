@@ -13,8 +13,8 @@ from fake_verifier import FakeVerifier
 from openai import AsyncOpenAI, AuthenticationError
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.options import ServeOptions
-from edge_agent.http.serve import serving
+from edge_agent.http import access
+from edge_agent.http.serve import check, serving
 from outrider.core.errors import BadRequest
 from outrider.telemetry import logs
 
@@ -29,7 +29,10 @@ def edge_settings() -> EdgeSettings:
 
 @pytest.fixture
 async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(client, ServeOptions(LOCAL)) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:
+    async with (
+        serving(client, EdgeSettings(serve_listen=LOCAL)) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as made,
+    ):
         await client.prepare()
         yield made
 
@@ -110,7 +113,7 @@ async def test_the_log_says_why_a_request_was_refused_and_nothing_that_its_user_
 async def test_a_key_is_asked_for_where_one_is_set_and_pages_may_ask_where_they_are_allowed(
     client: AsyncClient,
 ) -> None:
-    options = ServeOptions(LOCAL, api_key="sesame", cors_origins=("https://chat.example",))
+    options = EdgeSettings(serve_listen=LOCAL, serve_api_key="sesame", serve_cors_origins="https://chat.example")
     async with serving(client, options) as url:
         async with AsyncOpenAI(base_url=f"{url}v1", api_key="wrong", max_retries=0) as unauthorised:
             with pytest.raises(AuthenticationError):
@@ -133,13 +136,15 @@ async def test_a_key_is_asked_for_where_one_is_set_and_pages_may_ask_where_they_
             assert "access-control-allow-origin" not in other.headers
 
 
-async def test_a_body_that_is_too_large_is_not_read(client: AsyncClient) -> None:
+async def test_a_body_that_is_too_large_is_not_read(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_BODY_BYTES", 2000)
+
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b"x" * 1000
 
     async with (
-        serving(client, ServeOptions(LOCAL, max_body_bytes=2000)) as url,
+        serving(client, EdgeSettings(serve_listen=LOCAL)) as url,
         httpx.AsyncClient(base_url=url) as web,
     ):
         for content in (b"x" * 3000, endless()):
@@ -148,14 +153,12 @@ async def test_a_body_that_is_too_large_is_not_read(client: AsyncClient) -> None
             assert answer.json()["error"]["code"] == "too_large"
 
 
-@pytest.mark.parametrize(
-    "options", [ServeOptions("0.0.0.0:0"), ServeOptions("example.org:80"), ServeOptions("nonsense")]
-)
-def test_an_address_beyond_this_machine_needs_a_key(options: ServeOptions) -> None:
-    with pytest.raises(BadRequest):
-        options.check()
-    ServeOptions("0.0.0.0:0", api_key="k").check()
-    ServeOptions("0.0.0.0:0", without_key=True).check()
+def test_an_address_beyond_this_machine_needs_a_key() -> None:
+    for listen in ("0.0.0.0:0", "example.org:80"):
+        with pytest.raises(BadRequest):
+            check(EdgeSettings(serve_listen=listen))
+    check(EdgeSettings(serve_listen="0.0.0.0:0", serve_api_key="k"))
+    check(EdgeSettings(serve_listen="0.0.0.0:0", serve_without_key=True))
 
 
 async def test_without_a_key_a_page_cannot_come_in_by_a_name_of_its_own(
@@ -166,7 +169,10 @@ async def test_without_a_key_a_page_cannot_come_in_by_a_name_of_its_own(
     for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::1"):
         answer = await web.get("v1/models", headers={"host": host})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "unknown_host")
-    for options in (ServeOptions(LOCAL, api_key="sesame"), ServeOptions(LOCAL, without_key=True)):
+    for options in (
+        EdgeSettings(serve_listen=LOCAL, serve_api_key="sesame"),
+        EdgeSettings(serve_listen=LOCAL, serve_without_key=True),
+    ):
         headers = {"host": "device.example", "authorization": "Bearer sesame"}
         async with serving(client, options) as url, httpx.AsyncClient(base_url=url, headers=headers) as named:
             assert (await named.get("v1/models")).status_code == 200

@@ -10,9 +10,8 @@ import pytest
 from fake_verifier import FakeVerifier
 from reciter import recital
 
-from edge_agent import AsyncClient
+from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http import serve
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from outrider.core.errors import ModelRefused, TimedOut, Unavailable, VocabularyMismatch
 
@@ -44,7 +43,7 @@ async def test_what_no_further_try_mends_ends_it(tmp_path: Path, error: Exceptio
     async with AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path) as client:
         client.prepare = Loading(error).prepare  # type: ignore[method-assign,assignment]
         with pytest.raises(type(error)):
-            await serve.serve(client, ServeOptions(LOCAL))
+            await serve.serve(client, EdgeSettings(serve_listen=LOCAL))
 
 
 async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
@@ -72,7 +71,7 @@ async def test_a_stream_under_way_has_so_long_as_the_setting_says(tmp_path: Path
         FakeVerifier(script) as verifier,
         AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as client,
     ):
-        async with serving(client, ServeOptions(LOCAL, stop_s=stop_s)) as url:
+        async with serving(client, EdgeSettings(serve_listen=LOCAL, serve_stop_s=stop_s)) as url:
             reading = asyncio.create_task(streamed(url, begun))
             await asyncio.wait_for(begun.wait(), 10)
         assert (b"data: [DONE]" in await reading) is whole

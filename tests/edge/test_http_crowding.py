@@ -17,7 +17,7 @@ from fake_verifier import FakeVerifier, until_free
 from reciter import TEXT, recital
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.options import ServeOptions
+from edge_agent.http import streaming
 from edge_agent.http.serve import serving
 
 LOCAL = "127.0.0.1:0"
@@ -32,14 +32,13 @@ async def verifier() -> AsyncIterator[FakeVerifier]:
 
 @contextlib.asynccontextmanager
 async def served(
-    verifier: FakeVerifier, tmp_path: Path, options: ServeOptions, **settings: Any
+    verifier: FakeVerifier, tmp_path: Path, **given: Any
 ) -> AsyncIterator[tuple[AsyncClient, httpx.AsyncClient]]:
     """Yield (the server's own client, a client of the server)."""
+    settings = EdgeSettings(serve_listen=LOCAL, **given)
     async with (
-        AsyncClient(
-            verifier=verifier.address, cache_dir=tmp_path, draft="ngram", settings=EdgeSettings(**settings)
-        ) as client,
-        serving(client, options) as url,
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft="ngram", settings=settings) as client,
+        serving(client, settings) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as web,
     ):
         await client.prepare()
@@ -60,11 +59,15 @@ async def asked_and_unread(url: httpx.URL, body: dict[str, Any]) -> socket.socke
 
 
 async def test_a_client_that_reads_no_more_gives_its_place_back(
-    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(streaming, "STALL_S", 0.5)
     verifier.script.step_s = 0.0005
     wordy = {"messages": CHAT, "max_tokens": 8000, "stream": True, "logprobs": True, "top_logprobs": 20}
-    async with served(verifier, tmp_path, ServeOptions(LOCAL, stall_s=0.5, stop_s=0.5), max_sessions=1) as (_, web):
+    async with served(verifier, tmp_path, serve_stop_s=0.5, max_sessions=1) as (
+        _,
+        web,
+    ):
         with contextlib.closing(await asked_and_unread(web.base_url, wordy)):
             answer = await web.post("v1/completions", json={"prompt": "x", "max_tokens": 3})
             assert answer.status_code == 200
@@ -77,7 +80,7 @@ async def test_no_log_holds_a_prompt_or_generated_text(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     body = {"prompt": "words of a prompt", "max_tokens": 60, "temperature": 0, "stream": True}
-    async with served(verifier, tmp_path, ServeOptions(LOCAL)) as (_, web):
+    async with served(verifier, tmp_path) as (_, web):
         answer = await web.post("v1/completions", json=body)
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
     texts = [json.loads(event)["choices"][0]["text"] for event in events]
@@ -99,7 +102,7 @@ async def test_no_log_holds_a_prompt_or_generated_text(
 async def test_a_request_that_would_take_more_than_half_of_the_places_is_refused(
     verifier: FakeVerifier, tmp_path: Path, path: str, body: dict[str, Any], param: str
 ) -> None:
-    async with served(verifier, tmp_path, ServeOptions(LOCAL, max_choices=2)) as (_, web):
+    async with served(verifier, tmp_path, max_sessions=4) as (_, web):
         answer = await web.post(f"v1/{path}", json=body)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value")

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from reciter import Threaded, in_thread, recital
 from schemathesis import GenerationMode
 
-from edge_agent import Client
-from edge_agent.http.options import ServeOptions
+from edge_agent import Client, EdgeSettings
 from edge_agent.http.serve import serving
 
 EXAMPLES = 15
@@ -31,7 +30,7 @@ def verifier(tiny_gguf: Path) -> Iterator[Threaded]:
 def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Client(verifier=verifier.address, cache_dir=tmp_path_factory.mktemp("cache")) as client:
         client.prepare()
-        server = serving(client._client, ServeOptions("127.0.0.1:0"))
+        server = serving(client._client, EdgeSettings(serve_listen="127.0.0.1:0"))
         yield client._thread.run(server.__aenter__())
         client._thread.run(server.__aexit__(None, None, None))
 

@@ -13,7 +13,6 @@ from fake_verifier import FakeVerifier
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http import app
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from edge_agent.sdk import sessions
 from outrider.core.errors import Overloaded
@@ -42,7 +41,7 @@ async def client(
 @pytest.fixture
 async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        serving(client, ServeOptions("127.0.0.1:0")) as url,
+        serving(client, EdgeSettings(serve_listen="127.0.0.1:0")) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as web,
     ):
         assert (await web.get("ready")).json()["status"] == "loading"

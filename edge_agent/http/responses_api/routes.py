@@ -15,8 +15,8 @@ from fastapi import FastAPI, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_agent.config import EdgeSettings
 from edge_agent.http.errors import ApiError, api_error, invalid_value, json_response, unsupported
-from edge_agent.http.options import ServeOptions
 from edge_agent.http.responses import prompt_end
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
@@ -43,7 +43,7 @@ _PREFIXES: Mapping[str, str] = {"function_call": "fc", "function_call_output": "
 _PATH = "/v1/responses/{response_id}"
 
 
-def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
+def add_responses(app: FastAPI, client: AsyncClient, settings: EdgeSettings) -> None:
     store = ResponseStore(MAX_STORED, MAX_STORED_BYTES, STORED_S)
 
     def stored(name: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> N
     @app.post("/v1/responses", response_model=None)
     async def create(body: ResponseRequest, request: Request) -> Response:
         try:
-            return await unless_gone(request, _answer(client, body, options, store))
+            return await unless_gone(request, _answer(client, body, settings, store))
         except (ApiError, OutriderError) as error:
             raise _renamed(error) from error
 
@@ -82,12 +82,12 @@ def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> N
         return json_response(_page(items if order == "asc" else items[::-1], limit, after))
 
 
-async def _answer(client: AsyncClient, body: ResponseRequest, options: ServeOptions, store: ResponseStore) -> Response:
+async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSettings, store: ResponseStore) -> Response:
     """Return the whole response, or its first event with the rest to come."""
     context = _context(body, store)
     body.input = [_referred(f"input[{i}]", item, store) for i, item in enumerate(body.input)]
     chat = body.chat(context)
-    (stream,), bundle, form = await start_chat(client, chat, options, OPEN_END)
+    (stream,), bundle, form = await start_chat(client, chat, settings, OPEN_END)
     writer = ResponseWriter(body, chat, bundle, form, prompt_end(stream, bundle))
 
     def ended() -> dict[str, Any]:
@@ -108,7 +108,7 @@ async def _answer(client: AsyncClient, body: ResponseRequest, options: ServeOpti
         return json_response(ended())
     events = _events(stream, writer, ended)
     try:
-        return EventStream(await anext(events), events, options.stall_s)
+        return EventStream(await anext(events), events)
     except BaseException:
         await events.aclose()
         raise
