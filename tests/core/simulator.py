@@ -3,14 +3,11 @@
 A `World` offers every event that can happen next (draft, send, deliver, begin or end a step, reconnect, ...) as a
 method, and checks the promises of the protocol after each one against a ledger of its own: the ledger knows, for every
 node id, the whole token sequence that the device meant by it, and nothing of how either side stores it.
-
-Replay one schedule with its whole trace: `python tests/core/simulator.py SEED`.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -171,14 +168,11 @@ SOUND = Machine()
 class World:
     """Take one session through any events. Every public method without arguments but `run` is an event."""
 
-    def __init__(
-        self, scenario: Scenario, rng: random.Random, machine: Machine = SOUND, trace: list[str] | None = None
-    ) -> None:
+    def __init__(self, scenario: Scenario, rng: random.Random, machine: Machine = SOUND) -> None:
         self.scenario = scenario
         self.rng = rng
         self.random = rng.random
         self.machine = machine
-        self.trace = trace
         self.target = Target(scenario, int(self.random() * 2**32))
         logprobs = 1 if self.target.salt % 2 else None  # every other schedule asks for them
         scores = 1 if self.target.salt % 3 == 0 or not scenario.max_tokens else None
@@ -239,7 +233,6 @@ class World:
             self.target.token(prefix) if self.random() < scenario.match else int(self.random() * scenario.vocabulary)
         )
         node_id = device.add(parent, token)
-        self._note("draft", parent, token, node_id)
         if node_id is None:
             self.refused += 1
             return
@@ -255,7 +248,6 @@ class World:
     def poll(self) -> None:
         """Let the device send a message if it has one."""
         message = self.device.poll(resting=self.resting)
-        self._note("poll", message)
         if message is None:
             self.dirty = False
             return
@@ -299,7 +291,6 @@ class World:
         stream.up.append(attach)
         self.resting, self.dirty, self.refused, self.latest = False, True, 0, ROOT
         self.plain_though_wanting = 0
-        self._note("attach", attach.epoch, server, limits)
         return stream
 
     def _record(self, message: Append) -> None:
@@ -338,7 +329,6 @@ class World:
             self._hand_over(self.stream, self.stream.session, message)
 
     def _hand_over(self, stream: Stream, session: VerifierSession, message: Append | Cancel) -> None:
-        self._note("up", stream.epoch, message)
         if isinstance(message, Cancel):
             last = session.cancel(message)
             if last is not None:
@@ -370,7 +360,6 @@ class World:
         stream = stream or self.stream
         commit = stream.down.popleft()
         device, before = self.device, self.device.finish
-        self._note("down", commit)
         try:
             delivery = device.on_commit(commit)
         except ReattachNeeded as gap:
@@ -446,7 +435,6 @@ class World:
         fits = kept[: len(attach.tokens)] == attach.tokens
         self.happened["a kept sequence did not fit"] += not fits and len(kept) > len(attach.tokens)
         resent = stream.session.resend()
-        self._note("take", stream.epoch, stream.server, kept, resent)
         if resent is not None:
             self.happened["a kept sequence was longer"] += 1
             self._send(stream, resent)
@@ -494,7 +482,6 @@ class World:
         for node_id in stream.batch.ids:
             self._demand(node_id not in stream.evaluated, f"node {node_id} is evaluated twice")
             stream.evaluated.add(node_id)
-        self._note("begin", stream.epoch, stream.batch)
 
     def _score(self, stream: Stream, session: VerifierSession) -> None:
         """Score some of the prompt in a step that commits no token."""
@@ -502,7 +489,6 @@ class World:
         first, count = session.scored, 1 + int(self.random() * left)
         for commit in session.score(self.scores[first : first + count]):
             self._send(stream, commit)
-        self._note("score", stream.epoch, first, count)
 
     def end_step(self, stream: Stream | None = None) -> None:
         stream = stream or self.stream
@@ -594,10 +580,6 @@ class World:
     def _demand(self, holds: bool, promise: str) -> None:
         if not holds:
             raise Broken(promise)
-
-    def _note(self, *what: object) -> None:
-        if self.trace is not None:
-            self.trace.append(" ".join(map(str, what)))
 
     # ------------------------------------------------------------------ the schedule
 
@@ -718,20 +700,12 @@ def _cut(queue: deque, share: float) -> None:
         queue.pop()
 
 
-def run_schedule(seed: int, machine: Machine = SOUND, trace: list[str] | None = None) -> World:
+def run_schedule(seed: int, machine: Machine = SOUND) -> World:
     """Run one whole schedule; Broken names the seed."""
     rng = random.Random(seed)
-    world = World(draw_scenario(rng), rng, machine, trace)
+    world = World(draw_scenario(rng), rng, machine)
     try:
         world.run()
     except Exception as error:
         raise Broken(f"schedule {seed}: {type(error).__name__}: {error}") from error
     return world
-
-
-if __name__ == "__main__":
-    lines: list[str] = []
-    try:
-        run_schedule(int(sys.argv[1]), trace=lines)
-    finally:
-        print("\n".join(lines))

@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.errors import BadRequest, Fenced, ProtocolViolation
+from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Attach, Cancel, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
 from outrider.core.verification import tree_batch_of, verify
-from outrider.wire import codecs
-from outrider.wire.v1 import session_pb2
 
 EPOCH = 3
 EOS = 9
@@ -256,29 +254,3 @@ def take_or_refuse(verifier: VerifierSession, message: Append) -> bool:
         refused = True
     assert verifier.committed == committed
     return refused
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    up=st.lists(st.integers(0, 4) | st.integers(0, 2**64 - 1), max_size=5),
-    token=st.lists(st.integers(0, 9) | st.integers(0, 2**32 - 1), max_size=5),
-    first_id=st.integers(0, 4) | st.integers(0, 2**64 - 1),
-    base=st.integers(0, 3) | st.integers(0, 2**32 - 1),
-    idle=st.booleans(),
-)
-def test_whatever_the_wire_can_carry_draws_nothing_but_a_refusal(
-    up: list[int], token: list[int], first_id: int, base: int, idle: bool
-) -> None:
-    """The check of one message and the state machine together hold every bound: columns, parents, tokens, ids."""
-    verifier = session(1)
-    message = session_pb2.Append(first_id=first_id, base=base, up=up, token=token, idle=idle)
-    try:
-        codecs.check_append(message, vocabulary_size=10)
-    except BadRequest:
-        return
-    taken = codecs.append_from_checked(message, epoch=EPOCH)
-    assert len(taken.parents) == len(taken.tokens)
-    assert all(0 <= parent < node_id for node_id, parent in enumerate(taken.parents, taken.first_id))
-    assert all(0 <= token < 10 for token in taken.tokens)
-    take_or_refuse(verifier, taken)
-    assert flaws(verifier, LIMITS) == []

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from simulator import EOS, SOUND, Broken, Machine, run_schedule
+from simulator import EOS, Broken, Machine, run_schedule
 
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
@@ -17,50 +18,13 @@ from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import Verified, verify
 
+D, V = DeviceSession, VerifierSession
 SCHEDULES = range(10_000) if os.environ.get("OUTRIDER_NIGHTLY") else range(1_000)
 RARE = range(7_000, 7_100)
 """The schedules in which a verifier has kept a sequence that the device does not know: one in thousands."""
 
 
-class AppendsBlindly(DeviceSession):
-    """Ignore `start` of a Commit: its tokens are always taken for the next ones."""
-
-    def on_commit(self, commit):
-        return super().on_commit(replace(commit, start=len(self.received)))
-
-
-class TakesAnyEpoch(DeviceSession):
-    def on_commit(self, commit):
-        return super().on_commit(replace(commit, epoch=self.epoch))
-
-
-class NeverIdle(DeviceSession):
-    def poll(self, *, resting):
-        message = super().poll(resting=False)
-        return message and replace(message, idle=False)
-
-
-class IdleTooEarly(DeviceSession):
-    def poll(self, *, resting):
-        message = super().poll(resting=resting)
-        return message and replace(message, idle=True)
-
-
-class AnswersOnlyWithNodes(DeviceSession):
-    def poll(self, *, resting):
-        message = super().poll(resting=resting)
-        return message if message and message.tokens else None
-
-
-class ReportsNoBase(DeviceSession):
-    """Drop rule 5: nothing is sent but nodes and `idle`."""
-
-    def poll(self, *, resting):
-        message = super().poll(resting=resting)
-        return message if message and (message.tokens or message.idle) else None
-
-
-class BaseOfTheAttach(DeviceSession):
+class BaseOfTheAttach(D):
     def attach(self, epoch, limits):
         self._attached_at = len(self.received)
         return super().attach(epoch, limits)
@@ -70,7 +34,7 @@ class BaseOfTheAttach(DeviceSession):
         return message and replace(message, base=self._attached_at)
 
 
-class DraftsTwins(DeviceSession):
+class DraftsTwins(D):
     """Do not check siblings."""
 
     def add(self, parent, token):
@@ -82,14 +46,7 @@ class DraftsTwins(DeviceSession):
         return node_id
 
 
-class DraftsUnderEos(DeviceSession):
-    def may_extend(self, parent):
-        return super().may_extend(parent) or (
-            parent in self.tree and self.tree[parent].token == EOS and not self.finished
-        )
-
-
-class IgnoresCredit(DeviceSession):
+class IgnoresCredit(D):
     def poll(self, *, resting):
         limits, self.limits = self.limits, replace(self.limits, in_flight=10_000)
         try:
@@ -98,7 +55,7 @@ class IgnoresCredit(DeviceSession):
             self.limits = limits
 
 
-class RootByItsOldId(DeviceSession):
+class RootByItsOldId(D):
     """Send a parent that became the root by its former id."""
 
     _root_id = ROOT
@@ -119,21 +76,21 @@ class RootByItsOldId(DeviceSession):
         return replace(message, parents=tuple(parent or self._root_id for parent in message.parents))
 
 
-class IdsGoOn(DeviceSession):
+class IdsGoOn(D):
     def _restart(self):
         next_id = self._next_id
         super()._restart()
         self._next_id = next_id
 
 
-class SeenGoesOn(DeviceSession):
+class SeenGoesOn(D):
     def _restart(self):
         seen = self._seen
         super()._restart()
         self._seen = seen
 
 
-class SurvivorsCountAsSent(DeviceSession):
+class SurvivorsCountAsSent(D):
     def _restart(self):
         ids = dict(self._wire_ids)
         super()._restart()
@@ -141,12 +98,7 @@ class SurvivorsCountAsSent(DeviceSession):
         self._wire_ids = ids
 
 
-class KeepsTooLargeATree(DeviceSession):
-    def _shrink_to(self, limits):
-        pass
-
-
-class DeviceDropsBelowTheBonus(DeviceSession):
+class DeviceDropsBelowTheBonus(D):
     """Start an empty tree after every Commit, though its last token had a node with descendants."""
 
     def on_commit(self, commit):
@@ -165,7 +117,7 @@ class NeverEmptied(TokenTree):
         return None
 
 
-class KeepsRejectedNodes(DeviceSession):
+class KeepsRejectedNodes(D):
     """Keep all nodes when a token arrives that has no node."""
 
     def __init__(self, *arguments, **named):
@@ -173,21 +125,14 @@ class KeepsRejectedNodes(DeviceSession):
         self.tree = NeverEmptied()
 
 
-class ScoresBlindly(DeviceSession):
-    """Ignore where a Commit's log-probabilities of the prompt begin: they are always taken for the next ones."""
-
-    def on_commit(self, commit):
-        return super().on_commit(replace(commit, scored=len(self.scored)))
-
-
-class AliasesDropped(VerifierSession):
+class AliasesDropped(V):
     def commit(self, batch, verified):
         commit = super().commit(batch, verified)
         self._aliases.clear()
         return commit
 
 
-class LateNodesDie(VerifierSession):
+class LateNodesDie(V):
     """Drop rule 12: a late node is dead even if it equals the committed token."""
 
     def _ingest(self, node_id, parent, token, base):
@@ -195,14 +140,7 @@ class LateNodesDie(VerifierSession):
         self._aliases.pop(node_id, None)
 
 
-class LateNodesLive(VerifierSession):
-    """Break rule 11: parent 0 is the present root, whatever `base` says."""
-
-    def _position_below(self, parent, base):
-        return super()._position_below(parent, self.position if parent == ROOT else base)
-
-
-class DeadIdsUnseen(VerifierSession):
+class DeadIdsUnseen(V):
     """Leak credit: ids of dead nodes are not counted in `seen`."""
 
     _counted = 0
@@ -217,7 +155,7 @@ class DeadIdsUnseen(VerifierSession):
         return replace(super().commit(batch, verified), seen=self._counted)
 
 
-class SeenOfAccepted(VerifierSession):
+class SeenOfAccepted(V):
     """Count in `seen` only the nodes that verification accepted."""
 
     _counted = 0
@@ -227,19 +165,7 @@ class SeenOfAccepted(VerifierSession):
         return replace(super().commit(batch, verified), seen=self._counted)
 
 
-class VerifierTakesAnyEpoch(VerifierSession):
-    def append(self, message):
-        super().append(replace(message, epoch=self.epoch))
-
-
-class TakesReplays(VerifierSession):
-    """Do not skip ids already seen: the same nodes come again as new ones."""
-
-    def append(self, message):
-        super().append(replace(message, first_id=max(message.first_id, self.seen + 1)))
-
-
-class VerifierDropsBelowTheBonus(VerifierSession):
+class VerifierDropsBelowTheBonus(V):
     def commit(self, batch, verified):
         commit = super().commit(batch, verified)
         if len(verified.tokens) > len(verified.rows):
@@ -247,37 +173,7 @@ class VerifierDropsBelowTheBonus(VerifierSession):
         return commit
 
 
-class StepsForEver(VerifierSession):
-    """Break rule 16 in a verifier's session."""
-
-    @property
-    def may_step(self):
-        return self.finish is Finish.NONE
-
-
-class ForgetsTheBase(VerifierSession):
-    def _acknowledge(self, base):
-        pass
-
-
-class GoesPastEos(VerifierSession):
-    def ends(self, token, position):
-        return position + 1 >= self.attach.max_tokens
-
-
-class GoesPastTheMaximum(VerifierSession):
-    def ends(self, token, position):
-        return token in self.end_token_ids
-
-
-class SilentAboutKept(VerifierSession):
-    """Use a longer kept sequence without ever sending it."""
-
-    def resend(self):
-        return None
-
-
-class TrustsKept(VerifierSession):
+class TrustsKept(V):
     """Use a kept sequence although the device's is not its prefix."""
 
     def __init__(self, attach, limits, *, kept=(), **rest):
@@ -285,33 +181,13 @@ class TrustsKept(VerifierSession):
         super().__init__(attach, limits, kept=(*received, *kept[len(received) :]), **rest)
 
 
-class DeafToCancel(VerifierSession):
-    def cancel(self, message):
-        return None
-
-
-class StopsScoring(VerifierSession):
-    """Commit tokens when half of the prompt is scored."""
-
-    @property
-    def scoring(self):
-        return self.scored < self.attach.to_score // 2
-
-
-class ScoresWithoutEnd(VerifierSession):
+class ScoresWithoutEnd(V):
     """Do not end a sequence that is scored alone."""
 
     def score(self, logprobs):
         commits = super().score(logprobs)
         self.finish = Finish.NONE
         return [replace(commit, finish=Finish.NONE) for commit in commits]
-
-
-class ScoresReturnCredit(VerifierSession):
-    """Return credit with log-probabilities of the prompt, which no `base` can tell."""
-
-    def score(self, logprobs):
-        return [replace(commit, seen=self.seen) for commit in super().score(logprobs)]
 
 
 def takes_any_child(batch, target_token, ends) -> Verified:
@@ -327,62 +203,138 @@ def forgets_the_bonus(batch, target_token, ends) -> Verified:
     return Verified(verified.tokens[:kept], verified.rows[:kept])
 
 
-def device(mutant: type[DeviceSession]) -> Machine:
-    return Machine(device=mutant)
+def polls(change):
+    """Return a `poll` whose messages are changed before they are sent; None sends none."""
+
+    def poll(self, *, resting):
+        message = D.poll(self, resting=resting)
+        return message and change(message)
+
+    return poll
 
 
-def verifier(mutant: type[VerifierSession]) -> Machine:
-    return Machine(verifier=mutant)
+def _under_eos(device, parent):
+    return parent in device.tree and device.tree[parent].token == EOS and not device.finished
 
 
-MUTANTS = [
-    (device(AppendsBlindly), "is not the target's"),
-    (device(TakesAnyEpoch), "a Commit of another epoch"),
-    (device(NeverIdle), "deadlock"),
-    (device(IdleTooEarly), "an Append follows `idle`"),
-    (device(AnswersOnlyWithNodes), "deadlock"),
-    (device(ReportsNoBase), "deadlock"),
-    (device(BaseOfTheAttach), "base is not the number of tokens received"),
-    (device(DraftsTwins), "token of node"),
-    (device(DraftsUnderEos), "drafts under EOS"),
-    (device(IgnoresCredit), "more than F ids are in flight"),
-    (device(RootByItsOldId), "sent by its old id"),
-    (device(IdsGoOn), "ids do not follow one another"),
-    (device(SeenGoesOn), "more than F ids are in flight"),
-    (device(SurvivorsCountAsSent), "KeyError|a node is sent before its parent|drew a violation|died"),
-    (device(KeepsTooLargeATree), "holds more than W nodes after an attach"),
-    (device(DeviceDropsBelowTheBonus), "trees differ"),
-    (device(KeepsRejectedNodes), "does not descend from the root"),
-    (device(ScoresBlindly), "an honest verifier drew a violation|scores are doubled"),
-    (verifier(AliasesDropped), "live nodes are"),
-    (verifier(LateNodesDie), "live nodes are"),
-    (verifier(LateNodesLive), "live nodes are"),
-    (verifier(DeadIdsUnseen), "speculation died"),
-    (verifier(SeenOfAccepted), "speculation died"),
-    (verifier(VerifierTakesAnyEpoch), "an Append of another epoch|drew a violation"),
-    (verifier(TakesReplays), "live nodes are|drew a violation"),
-    (verifier(VerifierDropsBelowTheBonus), "live nodes are"),
-    (verifier(StepsForEver), "a step begins"),
-    (verifier(ForgetsTheBase), "deadlock"),
-    (verifier(GoesPastEos), "a token came after EOS|is not the target's"),
-    (verifier(GoesPastTheMaximum), "more tokens than the maximum|a commit ends at"),
-    (verifier(SilentAboutKept), "a gap where nothing was lost"),
-    (verifier(TrustsKept), "is not the target's"),
-    (verifier(DeafToCancel), "does not know that the session is over"),
-    (verifier(StopsScoring), "an honest verifier drew a violation"),
-    (verifier(ScoresWithoutEnd), "the session should be LENGTH now|deadlock|drew a violation"),
-    (verifier(ScoresReturnCredit), "more than F ids are in flight"),
-    (Machine(verify=takes_any_child), "is not the target's"),
-    (Machine(verify=forgets_the_bonus), "evaluated twice"),
+# (name, method, what it does instead, the promise that it breaks)
+OF_A_DEVICE = [
+    (
+        "ignores where tokens begin",
+        "on_commit",
+        lambda s, c: D.on_commit(s, replace(c, start=len(s.received))),
+        "is not the target's",
+    ),
+    (
+        "takes any epoch",
+        "on_commit",
+        lambda s, c: D.on_commit(s, replace(c, epoch=s.epoch)),
+        "a Commit of another epoch",
+    ),
+    (
+        "ignores where scores begin",
+        "on_commit",
+        lambda s, c: D.on_commit(s, replace(c, scored=len(s.scored))),
+        "an honest verifier drew a violation|scores are doubled",
+    ),
+    ("keeps too large a tree", "_shrink_to", lambda s, limits: None, "holds more than W nodes after an attach"),
+    ("drafts under EOS", "may_extend", lambda s, p: D.may_extend(s, p) or _under_eos(s, p), "drafts under EOS"),
+    ("is idle too early", "poll", polls(lambda m: replace(m, idle=True)), "an Append follows `idle`"),
+    (
+        "is never idle",
+        "poll",
+        lambda s, resting: (m := D.poll(s, resting=False)) and replace(m, idle=False),
+        "deadlock",
+    ),
+    ("answers only with nodes", "poll", polls(lambda m: m if m.tokens else None), "deadlock"),
+    ("reports no base (rule 5)", "poll", polls(lambda m: m if m.tokens or m.idle else None), "deadlock"),
+]
+OF_A_VERIFIER = [
+    (
+        "ignores a base (rule 11)",
+        "_position_below",
+        lambda s, p, b: V._position_below(s, p, b if p else s.position),
+        "live nodes are",
+    ),
+    (
+        "takes any epoch",
+        "append",
+        lambda s, m: V.append(s, replace(m, epoch=s.epoch)),
+        "an Append of another epoch|drew a violation",
+    ),
+    (
+        "takes replays",
+        "append",
+        lambda s, m: V.append(s, replace(m, first_id=max(m.first_id, s.seen + 1))),
+        "live nodes are|drew a violation",
+    ),
+    ("steps for ever (rule 16)", "may_step", property(lambda s: s.finish is Finish.NONE), "a step begins"),
+    ("forgets the base", "_acknowledge", lambda s, base: None, "deadlock"),
+    (
+        "goes past EOS",
+        "ends",
+        lambda s, token, at: at + 1 >= s.attach.max_tokens,
+        "a token came after EOS|is not the target's",
+    ),
+    (
+        "goes past the maximum",
+        "ends",
+        lambda s, token, at: token in s.end_token_ids,
+        "more tokens than the maximum|a commit ends at",
+    ),
+    ("is silent about what it kept", "resend", lambda s: None, "a gap where nothing was lost"),
+    ("is deaf to a cancel", "cancel", lambda s, message: None, "does not know that the session is over"),
+    (
+        "stops scoring half-way",
+        "scoring",
+        property(lambda s: s.scored < s.attach.to_score // 2),
+        "an honest verifier drew a violation",
+    ),
+    (
+        "returns credit with scores",
+        "score",
+        lambda s, p: [replace(c, seen=s.seen) for c in V.score(s, p)],
+        "more than F ids are in flight",
+    ),
+]
+WHOLE = [
+    (BaseOfTheAttach, "base is not the number of tokens received"),
+    (DraftsTwins, "token of node"),
+    (IgnoresCredit, "more than F ids are in flight"),
+    (RootByItsOldId, "sent by its old id"),
+    (IdsGoOn, "ids do not follow one another"),
+    (SeenGoesOn, "more than F ids are in flight"),
+    (SurvivorsCountAsSent, "KeyError|a node is sent before its parent|drew a violation|died"),
+    (DeviceDropsBelowTheBonus, "trees differ"),
+    (KeepsRejectedNodes, "does not descend from the root"),
+    (AliasesDropped, "live nodes are"),
+    (LateNodesDie, "live nodes are"),
+    (DeadIdsUnseen, "speculation died"),
+    (SeenOfAccepted, "speculation died"),
+    (VerifierDropsBelowTheBonus, "live nodes are"),
+    (TrustsKept, "is not the target's"),
+    (ScoresWithoutEnd, "the session should be LENGTH now|deadlock|drew a violation"),
+    (takes_any_child, "is not the target's"),
+    (forgets_the_bonus, "evaluated twice"),
 ]
 
 
-def _name(machine: Machine) -> str:
-    changed = [part for part, sound in zip(machine, SOUND, strict=True) if part is not sound]
-    return changed[0].__name__
+def machine(wrong: Any) -> Machine:
+    part = "verify" if not isinstance(wrong, type) else "device" if issubclass(wrong, D) else "verifier"
+    return Machine(**{part: wrong})
 
 
-@pytest.mark.parametrize(("machine", "promise"), MUTANTS, ids=[_name(machine) for machine, _ in MUTANTS])
+MUTANTS = [
+    *((name, Machine(device=type("Device", (D,), {method: wrong})), said) for name, method, wrong, said in OF_A_DEVICE),
+    *(
+        (name, Machine(verifier=type("Other", (V,), {method: wrong})), said)
+        for name, method, wrong, said in OF_A_VERIFIER
+    ),
+    *((wrong.__name__, machine(wrong), said) for wrong, said in WHOLE),
+]
+
+
+@pytest.mark.parametrize(("machine", "promise"), [case[1:] for case in MUTANTS], ids=[case[0] for case in MUTANTS])
 def test_a_wrong_variant_breaks_the_promise_that_it_should(machine: Machine, promise: str) -> None:
     with pytest.raises(Broken, match=promise):
         for seed in (*SCHEDULES, *RARE):
