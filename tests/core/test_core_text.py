@@ -27,9 +27,5 @@ def test_columns_are_as_wide_as_the_widest_cell_and_lines_have_no_end_of_blanks(
     assert table(("A", "B"), [("東京", "1"), ("Zoë", "2")]).splitlines()[1:] == ["東京  1", "Zoë   2"]
 
 
-def test_a_name_that_holds_a_line_end_makes_no_line():
-    assert table(("A",), [("x\ny",)]).count("\n") == 1
-
-
 def test_one_thing_is_singular_and_any_other_number_is_plural():
     assert [counted(count, "row") for count in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]

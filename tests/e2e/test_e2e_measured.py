@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from typing import Any
 
 import grpc
 from delay_proxy import DelayProxy
-from shared_cluster import ADMIN, DRAFT, KEYS, NAME, Cluster, bearer, until
+from shared_cluster import ADMIN, KEYS, NAME, Cluster, bearer, until
 
 from edge_agent import AsyncClient, Client
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -31,24 +30,6 @@ def test_a_session_is_steered_by_what_was_measured_and_says_why(cluster: Cluster
 
         found = until(decided)
     assert found.rtt_ms > 0 and found.reason
-
-
-def test_a_class_has_a_prior_once_one_of_its_sessions_was_served(cluster: Cluster, client: Client) -> None:
-    kind = {"draft_release": hashlib.sha256(DRAFT.read_bytes()).hexdigest(), "traffic_class": "queues"}
-
-    def prior(**kind: str) -> pb.Prior | None:
-        with grpc.insecure_channel(cluster.address) as channel:
-            stub, key = coordinator_pb2_grpc.CoordinatorStub(channel), bearer(KEYS["acme"])
-            opened = stub.OpenSession(pb.OpenSessionRequest(target=NAME, **kind), metadata=key)
-            ended = pb.CloseSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
-            stub.CloseSession(ended, metadata=key)
-        return opened.prior if opened.HasField("prior") else None
-
-    assert prior(**kind) is None
-    client.generate(PROMPT, traffic_class="queues", **OPTIONS)
-    known = until(lambda: prior(**kind))
-    assert known.observations >= 24 and 0 < known.first_acceptance <= 1
-    assert prior(**kind | {"traffic_class": "stacks"}) is None
 
 
 def test_a_long_way_changes_nothing_but_the_time(cluster: Cluster, client: Client) -> None:

@@ -29,31 +29,6 @@ def test_different_tokens_give_logits_far_further_apart_than_the_tolerance(linea
     assert np.abs(linear.reset([1, 2, 3]) - linear.reset([1, 9, 3])).max() > 1000 * TOLERANCE
 
 
-def test_prefill_reuses_the_common_prefix(context: TreeContext, linear: TreeContext) -> None:
-    context.reset([1, 2, 3, 4, 5])
-    context.decode([0, 0], [6, 7])
-    for tokens in ([1, 2, 3, 9], [1, 2, 3, 9], [1, 2], [8], [8, 1, 2, 3, 4, 5, 6]):
-        assert_linear(linear, tokens, context.reset(tokens))
-        assert (context.length, context.tree_size) == (len(tokens), 0)
-
-
-def test_survivors_of_a_commit_keep_their_handles_and_their_children_are_exact(
-    context: TreeContext, linear: TreeContext
-) -> None:
-    context.reset([1, 2, 3])
-    [a, b], _ = context.decode([0, 0], [10, 11])
-    [a1, b1, b2], _ = context.decode([a, b, b], [20, 21, 22])
-    [b11, b21], _ = context.decode([b1, b2], [30, 31])
-    assert context.commit([b]) is None
-    assert (context.length, context.tree_size) == (4, 4)
-    _, rows = context.decode([b11, b21, b1, b2, 0], [40, 41, 42, 43, 44])
-    for suffix, row in zip([(21, 30, 40), (22, 31, 41), (21, 42), (22, 43), (44,)], rows, strict=True):
-        assert_linear(linear, [1, 2, 3, 11, *suffix], row)
-    for dead in (a, a1, b):
-        with pytest.raises(BadRequest, match="parents"):
-            context.decode([dead], [1])
-
-
 # --- limits
 
 
@@ -67,17 +42,6 @@ def test_a_tree_without_free_sequence_ids_is_full_and_unchanged(context: TreeCon
     assert_linear(linear, [1, 2, 3, 15, 31], rows[1])
     context.commit([handles[3]])
     assert len(context.decode([0] * 16, list(range(16)))[0]) == 16  # all but the committed one are free again
-
-
-def test_a_tree_without_free_cells_is_full_and_unchanged(model: LlamaModel, linear: TreeContext) -> None:
-    with TreeContext(model, n_ctx=8, max_sequences=8, batch=8, kv_type="f32") as context:
-        context.reset([1, 2, 3, 4, 5])
-        [a, _], _ = context.decode([0, 0], [10, 11])
-        with pytest.raises(TreeFull, match="KV cells"):
-            context.decode([a, a], [12, 13])
-        _, rows = context.decode([a], [12])
-        assert_linear(linear, [1, 2, 3, 4, 5, 10, 12], rows[0])
-        assert context.room == 0
 
 
 REFUSED: dict[str, Callable[[TreeContext], object]] = {

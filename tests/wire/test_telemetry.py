@@ -69,10 +69,3 @@ def test_what_no_verifier_measures_is_refused_by_name(field, value) -> None:
     with pytest.raises(BadRequest, match=f"^{field} is ") as refusal:
         codec.verifier_telemetry_from_proto(pb.VerifierTelemetry(**{field: value}))
     assert refusal.value.field == field
-
-
-def test_a_verifiers_totals_are_those_of_its_sessions() -> None:
-    sessions = [SessionTelemetry(str(ms), evaluated=4, accepted=3, rtt_ms=ms) for ms in (0.0, 10.0, 20.0, 90.0)]
-    totals = VERIFIER.with_totals_of(sessions)
-    assert (totals.evaluated, totals.accepted, totals.rtt_ms) == (16, 12, 20.0)
-    assert VERIFIER.with_totals_of(()).rtt_ms == 0.0
