@@ -24,11 +24,11 @@ from starlette.responses import Response
 from edge_agent.config import EdgeSettings
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
-from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
+from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody, StreamOptions
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
-from edge_agent.http.streaming import DONE, Events, EventStream, drained, event, merged, unless_gone
+from edge_agent.http.streaming import DONE, Events, drained, event, merged, streamed, unless_gone
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.target.bundle import TargetBundle
 from outrider import __version__
@@ -150,28 +150,21 @@ async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter]) -> R
     writer = await starting
     if not body.stream:
         return json_response(writer.whole(await drained(writer.streams)))
-    events = _events(writer, includes_usage=body.includes_usage, continuous=body.continuous_usage)
-    try:
-        return EventStream(await anext(events), events)
-    except BaseException:
-        await events.aclose()
-        raise
+    return await streamed(_events(writer, body.stream_options or StreamOptions()))
 
 
-async def _events(writer: CompletionWriter, *, includes_usage: bool, continuous: bool) -> Events:
-    """Yield the answer's events. An error before the first one is raised, a later one is an event of its own.
-
-    includes_usage: every event has the field `usage`, the last one with a value. continuous: all have a value.
-    """
+async def _events(writer: CompletionWriter, options: StreamOptions) -> Events:
+    """Yield the answer's events. An error before the first one is raised, a later one is an event of its own."""
     begun = False
     try:
         async with contextlib.aclosing(merged(writer.streams)) as choices:
             async for choice, chunk in choices:
                 for content in writer.chunks(choice, chunk):
                     begun = True
-                    usage = {"usage": writer.usage_so_far(choice) if continuous else None} if includes_usage else {}
-                    yield event({**content, **usage})
-        if includes_usage:
+                    if options.include_usage:
+                        content["usage"] = writer.usage_so_far(choice) if options.continuous_usage_stats else None
+                    yield event(content)
+        if options.include_usage:
             yield event(writer.usage())
     except Exception as error:
         if not begun:

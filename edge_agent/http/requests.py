@@ -98,6 +98,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 class StreamOptions(BaseModel, extra="allow", strict=True):
     include_usage: bool | None = None
+    """Whether each chunk has the field `usage`, and the last one a value in it."""
     continuous_usage_stats: bool | None = None
     """Whether each chunk has the usage so far; only with `include_usage`."""
 
@@ -143,14 +144,6 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     def least_tokens(self) -> int:
         """Return the least token limit of the request."""
         return 1
-
-    @property
-    def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def refuse_unsupported(self) -> None:
         """Raise ApiError for a field that this server cannot honour, by its name."""

@@ -125,8 +125,17 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _A]) -> _A:
         return task.result()
 
 
-class EventStream(Response):
-    """A response whose first event is known already, so that what fails before it has a status of its own.
+async def streamed(events: Events) -> Response:
+    """Return the response with these events once the first is known: what fails before it has a status of its own."""
+    try:
+        return _EventStream(await anext(events), events)
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+class _EventStream(Response):
+    """A response with a first event and those that follow.
 
     A client that takes nothing for STALL_S seconds ends it: otherwise it would hold its sessions for good.
     """

@@ -49,17 +49,6 @@ async def until(condition: Callable[[], object]) -> None:
     pytest.fail("it did not come to that")
 
 
-async def test_a_new_client_begins_at_the_standby_of_a_verifier_that_hangs(
-    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
-) -> None:
-    one, two = verifiers
-    one.freeze()
-    assert (await client.generate([1, 2], max_tokens=5)).usage.completion_tokens == 5
-    assert two.fetches and two.opens and not one.fetches
-    await client.close()
-    assert sorted(coordinator.closed) == ["session-1", "session-2"]
-
-
 async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measured_of_it(
     coordinator: FakeCoordinator, tmp_path: Path
 ) -> None:

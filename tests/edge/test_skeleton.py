@@ -15,6 +15,7 @@ from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings, SkeletonPoint
 from edge_agent.sdk.generation import Deadline
+from edge_agent.sdk.skeleton import SkeletonPlan
 from edge_agent.sdk.types import Timeout
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import InternalError, TimedOut
@@ -120,12 +121,6 @@ async def test_a_point_that_has_begun_late_is_not_limited_by_the_time_to_a_first
             await asyncio.sleep(1)
 
 
-async def test_a_title_that_the_length_cut_off_is_no_point(tmp_path: Path) -> None:
-    settings = EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5)
-    async with (
-        Listening(script("1. Boil the water\n2. Add" + " the tea" * 40)) as verifier,
-        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, retries=0) as client,
-    ):
-        skeleton = await client.skeleton(ASKED, points=2)
-    assert skeleton.outline.finish_reason == "length" and "2. Add the tea" in skeleton.outline.text
-    assert [point.title for point in skeleton.points] == ["Boil the water"]
+def test_a_title_that_the_length_cut_off_is_no_point() -> None:
+    plan = SkeletonPlan(ASKED, {}, points=2, parallel=1)
+    assert plan.titles("1. Boil the water\n2. Add the", cut=True) == ["Boil the water"]

@@ -21,7 +21,7 @@ from edge_agent.http.responses import prompt_end
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
 from edge_agent.http.starting import start_chat
-from edge_agent.http.streaming import Events, EventStream, drained, event, merged, unless_gone
+from edge_agent.http.streaming import Events, drained, event, merged, streamed, unless_gone
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
 from outrider.core.errors import OutriderError
@@ -106,12 +106,7 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
         for _ in (*writer.feed(completion.text), *writer.finish(completion)):
             pass
         return json_response(ended())
-    events = _events(stream, writer, ended)
-    try:
-        return EventStream(await anext(events), events)
-    except BaseException:
-        await events.aclose()
-        raise
+    return await streamed(_events(stream, writer, ended))
 
 
 async def _events(stream: CompletionStream, writer: ResponseWriter, ended: Callable[[], dict[str, Any]]) -> Events:
