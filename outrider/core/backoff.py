@@ -64,10 +64,6 @@ class Backoff:
         """Start again with the shortest pause and the whole budget."""
         self._failures, self._since, self._due = 0, None, -math.inf
 
-    def retry_now(self) -> None:
-        """Make the next attempt due at once, without forgetting the failures."""
-        self._due = -math.inf
-
     def pause_s(self, least_s: float = 0.0) -> float:
         """Return the seconds to wait now, at least `least_s`."""
         return max(least_s, backoff_s(self._failures, self._first_s, self._max_s, draw=self._draw))

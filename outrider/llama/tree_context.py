@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from outrider.llama.model import LlamaModel
 
 TIP = 0
 """The handle of the last committed token."""
+_MEASURE_S = 0.3
+"""Seconds that measuring a model's latency may take, beyond the first round."""
 
 
 class TreeFull(Overloaded):
@@ -284,48 +286,39 @@ class TreeContext(LlamaContext):
             above = handle
 
 
-def measure_widths(
-    context: TreeContext,
-    widths: Sequence[int] = (1, 2, 4, 8, 16),
-    repeats: int = 5,
-    *,
-    budget_s: float = 0.3,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, float]:
+def measure_widths(context: TreeContext, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
     """Return the median seconds of one decode of W new nodes, for every width W; the context is left as it was.
 
-    Widths take turns, so that a busy moment spoils none of them alone. No new round begins after `budget_s` except the
+    Widths take turns, so that a busy moment spoils none of them alone. No new round begins after _MEASURE_S except the
     first, so that a large model is measured once. The cost of attention grows with the tokens held: measure after
     prefill to include it. Raises BadRequest if there is a tree, TreeFull if a width does not fit.
     """
     if context.tree_size:
         raise BadRequest.bound("context", f"holding {context.tree_size} nodes", "without a tree (commit or drop it)")
-    if not widths or min(widths) < 1 or repeats < 1:
-        raise BadRequest.bound("widths", f"{list(widths)} x {repeats}", "at least one width and repeat, all above 0")
     empty = context.length == 0
     if empty:
         context.reset([0])
     samples: dict[int, list[float]] = {width: [] for width in widths}
     try:
-        _decode_once(context, max(widths), clock)  # the first decode of a context pays for its buffers
-        deadline = clock() + budget_s
+        _decode_once(context, max(widths))  # the first decode of a context pays for its buffers
+        deadline = time.perf_counter() + _MEASURE_S
         for round_ in range(repeats):
-            if round_ and clock() >= deadline:
+            if round_ and time.perf_counter() >= deadline:
                 break
             for width in samples:
-                samples[width].append(_decode_once(context, width, clock))
+                samples[width].append(_decode_once(context, width))
     finally:
         if empty:
             context.clear()
     return {width: statistics.median(seconds) for width, seconds in samples.items()}
 
 
-def _decode_once(context: TreeContext, width: int, clock: Callable[[], float]) -> float:
+def _decode_once(context: TreeContext, width: int) -> float:
     """Return the seconds of one decode of `width` children of the tip."""
     tokens = [i % context.vocab_size for i in range(width)]
-    begin = clock()
+    begin = time.perf_counter()
     context.decode([TIP] * width, tokens)
-    seconds = clock() - begin
+    seconds = time.perf_counter() - begin
     context.drop_tree()
     return seconds
 
