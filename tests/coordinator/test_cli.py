@@ -106,14 +106,6 @@ def test_senseless_values_are_refused_before_anything_starts(arguments, complain
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["up", "--bogus"], ["status", "--", "more"], ["demo", "more"]])
-def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

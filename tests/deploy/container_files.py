@@ -82,10 +82,6 @@ class Image:
         return {name: value for name, value in pairs if name != "PATH"}
 
     @property
-    def entrypoint(self) -> list[str]:
-        return [str(word) for word in json.loads(self.one("ENTRYPOINT"))]
-
-    @property
     def command(self) -> list[str]:
         return [str(word) for rest in self.all("CMD") for word in json.loads(rest)]
 

@@ -61,13 +61,6 @@ def test_nothing_is_published_but_the_devices_server_on_this_machine() -> None:
     assert published == {"edge": ["127.0.0.1:8080:8080"]}
 
 
-@each
-def test_what_a_service_waits_for_can_become_healthy(name: str) -> None:
-    for other, how in SERVICES[name].get("depends_on", {}).items():
-        assert how == {"condition": "service_healthy"}
-        assert "healthcheck" in SERVICES[other] or Image.read(component_of(SERVICES[other]["image"])).healthcheck
-
-
 def test_a_verifier_is_given_longer_than_it_drains() -> None:
     for name in ("verifier-1", "verifier-2"):
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > own_settings(name).drain_s

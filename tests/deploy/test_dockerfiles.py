@@ -11,8 +11,6 @@ from container_files import DOCKER, FILES, IMAGES, ROOT, Image, settings, strang
 
 from cloud_verifier import vllm_environment
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-COMPILERS = ("g++", "gcc", "cmake", "make", "build-essential")
 NEEDED = {
     "coordinator": {},
     "verifier": {"OUTRIDER_VERIFIER_MODEL": "/models/target"},
@@ -26,24 +24,6 @@ images = pytest.mark.parametrize("image", [Image.read(name) for name in IMAGES],
 
 def test_the_linter_finds_nothing(tool: Callable[..., str]) -> None:
     assert tool("hadolint", *(str(DOCKER / f"{name}.Dockerfile") for name in FILES)) == ""
-
-
-@images
-def test_an_image_has_its_own_extra_that_for_traces_and_pinned_packages(image: Image) -> None:
-    installs = [run for run in image.runs if "pip --python" in run]
-    assert re.findall(r"'\.\[([^]]*)\]'", " ".join(installs)) == [f"{image.name},otel"]
-    assert all("install -c constraints.txt" in run for run in installs)
-    assert image.name in PROJECT["optional-dependencies"]
-
-
-@images
-def test_what_runs_has_no_compiler_no_installer_and_no_root(image: Image) -> None:
-    words = " ".join(image.all("RUN")).split()
-    assert not {*COMPILERS, "pip"} & set(words)
-    assert image.one("USER") == "10001:10001"
-    assert any("useradd --uid 10001" in run for run in image.all("RUN"))
-    [copied] = [rest for rest in image.all("COPY") if rest.endswith(" /opt/outrider /opt/outrider")]
-    assert image.all("COPY")[-1] == copied
 
 
 @images
