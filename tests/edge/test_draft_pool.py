@@ -38,7 +38,7 @@ class Sources:
 
     def reading(self) -> int:
         """Return how many of them hold a text."""
-        return sum(bool(source._model._text) for source in self.made)
+        return sum(bool(source._model._tail) for source in self.made)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: S
         assert len(pool._workers) == len(pool._idle) == IDLE
         kept = [worker._drafter for worker in pool._workers]
         held = {id(one.source) for drafter in kept if drafter is not None for one in drafter._sources}
-        await eventually(lambda: not any(source._model._text for source in sources.made if id(source) in held))  # noqa: B023
+        await eventually(lambda: not any(source._model._tail for source in sources.made if id(source) in held))  # noqa: B023
         sources.made.clear()
     await asyncio.wait_for(pool.unused(), 1.0)
     await pool.close()
