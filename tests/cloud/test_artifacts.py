@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import grpc
 import pytest
-from logged import errors_logged
 from scripted_engine import front, until
 
 from cloud_verifier.front import service
@@ -38,13 +36,6 @@ def by_role(catalogue, role):
 
 def content_of(catalogue, role):
     return b"".join(catalogue.read(by_role(catalogue, role).hash, 0))
-
-
-def test_artifacts_are_named_by_the_hash_of_their_bytes(catalogue):
-    draft = by_role(catalogue, "draft")
-    assert draft.hash == f"sha256:{hashlib.sha256(DRAFT).hexdigest()}"
-    assert (draft.name, draft.size) == ("draft.gguf", len(DRAFT))
-    assert {artifact.role for artifact in catalogue} == {"tokenizer", "template", "draft"}
 
 
 @pytest.mark.parametrize("offset", [0, CHUNK_BYTES + 1, len(DRAFT)])
@@ -80,20 +71,6 @@ def test_a_configuration_that_cannot_be_read_is_refused(model, text):
         Catalogue.of_target(model, None)
 
 
-@pytest.mark.parametrize("config", ["{}", '{"chat_template": [{"name": "tool_use", "template": "x"}]}'])
-def test_a_target_may_have_no_template(model, config):
-    (model / "chat_template.jinja").unlink()
-    (model / "tokenizer_config.json").write_text(config)
-    assert {artifact.role for artifact in Catalogue.of_target(model, None)} == {"tokenizer"}
-
-
-@pytest.mark.parametrize("missing", ["tokenizer.json", "draft.gguf"])
-def test_a_missing_file_is_refused_at_start(model, missing):
-    (model / missing).unlink()
-    with pytest.raises(ModelRefused, match=missing):
-        Catalogue.of_target(model, model / "draft.gguf")
-
-
 async def test_refusals_reach_the_device(model, catalogue):
     async with front(model, catalogue=catalogue) as running:
         requests = [
@@ -105,13 +82,6 @@ async def test_refusals_reach_the_device(model, catalogue):
                 async for _ in running.stub.FetchArtifact(request):
                     pass
             assert type(error_from_rpc(caught.value)) is expected
-
-
-async def test_describe_lists_what_can_be_fetched(model, catalogue):
-    async with front(model, catalogue=catalogue) as running:
-        answer = await running.stub.Describe(session_pb2.DescribeRequest())
-    assert {a.hash for a in answer.artifacts} == {artifact.hash for artifact in catalogue}
-    assert (answer.verifier_id, answer.vocabulary_size, list(answer.eos_token_ids)) == ("v1", 101, [7])
 
 
 async def test_a_download_that_nobody_reads_keeps_out_another_one_until_it_gives_its_place_back(
@@ -134,13 +104,3 @@ async def test_a_download_that_nobody_reads_keeps_out_another_one_until_it_gives
         error = error_from_rpc(ended.value)
         assert isinstance(error, Unavailable)
         assert "no chunk was read for 0.2 s" in str(error)
-
-
-async def test_a_download_that_is_cancelled_is_no_error_in_the_log(model, catalogue, caplog):
-    draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
-    async with front(model, catalogue=catalogue) as running:
-        call = running.stub.FetchArtifact(draft)
-        await call.read()
-        call.cancel()
-        await until(lambda: running.service._downloads.held == 0)
-    assert errors_logged(caplog) == []

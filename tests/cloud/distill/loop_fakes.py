@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+import tiny_drafts
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
@@ -20,6 +20,7 @@ from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, ReleaseRecord
+from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import read_unverified, verify
@@ -89,47 +90,17 @@ class FakeReleases:
             raise Unavailable("the coordinator is away")
 
 
-@dataclass
-class FakePassage:
-    """Stand in for a Passage, with the fields that the counter reads."""
-
-    session_id: str
-    tokens: NDArray[np.int32]
-    proposed_depths: NDArray[np.uint8]
-    traffic_class: str
-    draft_release: str
-    time_unix: float
-    start: int = 0
-    weights_hash: str = TARGET.weights_hash
-    tenant: str = ""
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-def passage(session: str, count: int, name: str, time: float, accepted: float = 1.0, **more: Any) -> FakePassage:
+def passage(session: str, count: int, name: str, time: float, accepted: float = 1.0, **more: Any) -> Passage:
     """Return a passage. count: tokens, of which a device had proposed the share `accepted`."""
     depths = (np.arange(count) < accepted * count).astype(np.uint8)
-    more = {"draft_release": "", **more}
-    return FakePassage(session, np.zeros(count, np.int32), depths, name, time_unix=time, **more)
+    more = {"weights_hash": TARGET.weights_hash, "start": 0, "top": 1, **more}
+    return tiny_drafts.passage(
+        session, tokens=[0] * count, traffic_class=name, time_unix=time, proposed_depths=depths, **more
+    )
 
 
-@dataclass
-class FakeLog:
-    passages: list[FakePassage] = field(default_factory=list)
-    reads: int = 0
-    tidied: int = 0
-
-    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Any]:
-        self.reads += 1
-        return iter([p for p in self.passages if p.time_unix >= since_unix])
-
-    def compact(self, now: float) -> None:
-        self.tidied += 1
+class FakeLog(tiny_drafts.ListedLog):
+    """Hold a traffic log in memory that nothing expires in."""
 
     def expire(self, now: float) -> None:
         pass
@@ -188,7 +159,7 @@ class World:
 
     folder: Path
     releases: FakeReleases = field(default_factory=FakeReleases)
-    log: FakeLog = field(default_factory=FakeLog)
+    log: FakeLog = field(default_factory=lambda: FakeLog([]))
     stages: FakeStages = field(default_factory=FakeStages)
     now: float = 1_000.0
     settings: dict[str, Any] = field(default_factory=dict)

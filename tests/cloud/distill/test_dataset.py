@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tiny_drafts import TOP, ListedLog, passage, random_text
+from tiny_drafts import TOP, ListedLog, passage
 
 from cloud_verifier.distill.data.dataset import build
 from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
-from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, load_texts, save_texts
+from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, load_texts
 from cloud_verifier.distill.errors import PermanentFailure
-from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.traffic.passage import Passage
 
 
@@ -38,17 +36,6 @@ def sessions(count: int, **changes: Any) -> list[Passage]:
     return found
 
 
-def test_texts_survive_the_disk_with_log_probs_in_half_precision(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    texts = [random_text(rng, 9, first=3), random_text(rng, 30, name="prose")]
-    save_texts(tmp_path, texts)
-    for one, again in zip(texts, load_texts(tmp_path), strict=True):
-        assert (again.traffic_class, again.tenant, again.first) == (one.traffic_class, one.tenant, one.first)
-        assert np.array_equal(again.tokens, one.tokens) and np.array_equal(again.top_ids, one.top_ids)
-        assert np.array_equal(again.tail, one.tail)
-        np.testing.assert_allclose(again.top_log_probs, one.top_log_probs, rtol=1e-3)
-
-
 def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
     asked = np.full(6, 250, np.int32)
     passages = [p if p.start else dataclasses.replace(p, prompt=asked) for p in sessions(20)]
@@ -66,14 +53,6 @@ def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
     # What is counted is what is learnt from or measured on: here also each session's first token, and no prompt.
     assert sum(text.label_count for text in texts) == 20 * 40
     assert not any(250 in text.tokens for text in load_texts(tmp_path / "without" / TRAIN))
-
-
-def test_no_proposal_within_a_prompt_is_trained_on(tmp_path: Path) -> None:
-    text = random_text(np.random.default_rng(0), 12, first=5)
-    asked = dataclasses.replace(text, top_ids=np.where(np.arange(12)[:, None] < 5, -1, text.top_ids))
-    batch = TrainingBatch.of([asked], torch.device("cpu"))
-    assert batch.positions.tolist() == list(range(4, 11))
-    assert (batch.top_ids >= 0).all() and len(batch.tail) == text.label_count == 7
 
 
 def positions(texts: list[Text]) -> list[tuple[bytes, int]]:
@@ -126,12 +105,6 @@ def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path
     assert card.weights_hash == "target" and card.left_out["other_target"] == 20 * 40
     assert build(log, tmp_path / "d", plan(weights_hash="before"), now=500.0).weights_hash == "before"
     assert {text.traffic_class for text in load_texts(tmp_path / "d" / TRAIN)} == {"x"}
-
-
-def test_an_expired_passage_is_not_read(tmp_path: Path) -> None:
-    log = ListedLog([*sessions(30), *sessions(30, traffic_class="gone", expires_unix=400.0)])
-    card = build(log, tmp_path / "d", plan(), now=500.0)
-    assert set(card.train) == {"code"} == set(card.heldout)
 
 
 @pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "all are needed")])

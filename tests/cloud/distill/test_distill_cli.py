@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from exportable import save_model, save_tokenizer
+from tiny_drafts import tiny_base, tiny_tokenizer
 
 from cloud_verifier.distill import cli
 from cloud_verifier.distill.factory import _locked, target_hashes
@@ -38,17 +38,9 @@ def test_a_key_is_made_once_and_its_public_half_shown_again(call, tmp_path: Path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_missing_and_wrong_settings_are_named(call) -> None:
-    status, _, error = call("once")
-    assert status == 2 and "traffic: Field required" in error and "OUTRIDER_DISTILL_" in error
-    status, _, error = call("once", "--trafic", "/x")
-    assert status == 2 and "--trafic" in error
-    status, _, error = call("once", "--training-options", '{"steps"')
-    assert status == 2 and "--training-options: Input should be a valid dictionary" in error
-
-
 def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
-    model, target = save_model("qwen2", tmp_path / "model"), save_tokenizer(tmp_path / "target")
+    model, target = tiny_base(tmp_path / "model"), tmp_path / "target"
+    tiny_tokenizer().save_pretrained(target)
     options = ("--model", str(model), "--tokenizer", str(target), "--out", str(tmp_path / "draft.gguf"))
     status, out, _ = call("export", *options)
     assert status == 0 and "Q8_0" in out

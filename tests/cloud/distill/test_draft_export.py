@@ -1,91 +1,138 @@
-"""Test that llama.cpp computes from an exported file what transformers computes from the model."""
+"""Test that a draft becomes a file that llama.cpp reads as transformers reads the model, and becomes a model again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
-from exportable import CONFIGS, logits_of, make_model, save_model, save_tokenizer
+import torch
 from numpy.typing import NDArray
+from tiny_drafts import CONFIGS, VOCAB, tiny_draft, tiny_tokenizer
 
 from cloud_verifier.distill.errors import GgufError
-from cloud_verifier.distill.gguf.export import PROBES, check_tokenizer, export, load_model
-from cloud_verifier.distill.gguf.writer import tensor_types
+from cloud_verifier.distill.gguf.export import PROBES, ExportedDraft, Quantization, check_tokenizer, export
+from cloud_verifier.distill.gguf.reader import read_gguf
+from cloud_verifier.distill.gguf.writer import tensor_types, write_gguf
 from outrider.llama import LlamaModel, TreeContext
 
-IDS = [5, 77, 130, 3, 250, 18, 18, 299, 41, 9, 160, 2]
-Save = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tokenizer(tmp_path_factory.mktemp("target"))
+IDS = [7, 42, 257, 3, 99, 120, 260, 8, 8, 31]
+LARGE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+"""Sizes whose rows fit the blocks of 4-bit types."""
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Save:
-    return lambda kind, **changes: save_model(kind, tmp_path / kind / "model", **changes)
+def target(tmp_path: Path) -> Path:
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    return tmp_path / "target"
 
 
-def llama_logits(path: Path, ids: list[int] = IDS) -> NDArray[np.float32]:
+def exported(model: torch.nn.Module, target: Path, kind: Quantization, widened: tuple[str, ...] = ()) -> ExportedDraft:
+    model.save_pretrained(target.parent / "model")
+    return export(target.parent / "model", target, target.parent / "draft.gguf", kind, widened=widened)
+
+
+def llama_logits(path: Path) -> NDArray[np.float32]:
+    """Return llama.cpp's logits after every token, `[n, V]`."""
     with LlamaModel.load(path) as model, TreeContext(model, n_ctx=64, kv_type="f32") as context:
-        rows, parent = [context.reset(ids[:1])], 0
-        for token in ids[1:]:
-            (parent,), logits = context.decode([parent], [token])
-            rows.append(logits[0])
-    return np.stack(rows)
+        return np.stack([context.reset(IDS[:count]) for count in range(1, len(IDS) + 1)])
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_the_file_has_the_logits_of_the_model(kind: str, saved: Save, target: Path, tmp_path: Path) -> None:
-    folder = saved(kind)
-    done = export(folder, target, tmp_path / "draft.gguf", "F32")
-    assert np.allclose(llama_logits(done.path), logits_of(load_model(folder), IDS), atol=2e-3)
+@torch.inference_mode()
+def logits_of(model: torch.nn.Module) -> NDArray[np.float32]:
+    """Return the logits that transformers computes after every token, `[n, V]`."""
+    rows: NDArray[np.float32] = model(torch.tensor([IDS])).logits[0].numpy()
+    return rows
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_file_has_the_logits_of_the_model_and_comes_back_bit_by_bit(kind: str, target: Path) -> None:
+    model = tiny_draft(kind, vocab_size=VOCAB + 10)  # more rows than tokens, as models pad them
+    done = exported(model, target, "F32")
     assert done.probes == PROBES
+    expected = logits_of(model)
+    np.testing.assert_allclose(llama_logits(done.path), expected, atol=2e-3 * float(abs(expected).max()), rtol=0)
+    again = read_gguf(done.path)
+    weights = again.state_dict()
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    assert again.config.tie_word_embeddings == CONFIGS[kind].tie_word_embeddings
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_eight_bits_stay_close_and_every_matrix_has_them(kind: str, saved: Save, target: Path, tmp_path: Path) -> None:
-    folder = saved(kind)
-    done = export(folder, target, tmp_path / "draft.gguf", "Q8_0")
-    wanted, got = logits_of(load_model(folder), IDS), llama_logits(done.path)
-    assert np.corrcoef(wanted.ravel(), got.ravel())[0, 1] > 0.999
-    assert set(done.types) == {"Q8_0", "F32"}
-    assert done.size == done.path.stat().st_size
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_eight_bits_are_read_back_as_llama_cpp_reads_them_and_every_matrix_has_them(kind: str, target: Path) -> None:
+    model = tiny_draft(kind)
+    done = exported(model, target, "Q8_0")
+    theirs = llama_logits(done.path)
+    assert np.corrcoef(logits_of(model).ravel(), theirs.ravel())[0, 1] > 0.999
+    assert set(done.types) == {"Q8_0", "F32"} and done.size == done.path.stat().st_size
+    # llama.cpp rounds activations to 8 bits too where the weights are; the weights here are exactly the file's.
+    assert abs(logits_of(read_gguf(done.path)) - theirs).max() < 0.03 * abs(theirs).max()
 
 
-def test_four_bits_take_the_mix_that_is_meant(saved: Save, target: Path, tmp_path: Path) -> None:
-    done = export(saved("llama"), target, tmp_path / "draft.gguf", "Q4_K_M")
-    assert done.types["Q4_K"] > 0
-    assert set(done.types) <= {"Q4_K", "Q6_K", "F32"}
-    assert np.corrcoef(logits_of(make_model("llama"), IDS).ravel(), llama_logits(done.path).ravel())[0, 1] > 0.9
+def test_four_bits_take_the_mix_that_is_meant(target: Path) -> None:
+    model = tiny_draft("llama", **LARGE)
+    done = exported(model, target, "Q4_K_M")
+    assert done.types["Q4_K"] > 0 and set(done.types) <= {"Q4_K", "Q6_K", "F32"}
+    assert np.corrcoef(logits_of(model).ravel(), llama_logits(done.path).ravel())[0, 1] > 0.9
 
 
-def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(
-    saved: Save, target: Path, tmp_path: Path
-) -> None:
-    folder = saved("qwen2", intermediate_size=96)
+def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(target: Path, tmp_path: Path) -> None:
+    model = tiny_draft("qwen2", hidden_size=256)
     with pytest.raises(GgufError, match=r"blk\.0\.ffn_down\.weight is Q\w+, not Q4_K or Q6_K"):
-        export(folder, target, tmp_path / "draft.gguf", "Q4_K_M")
+        exported(model, target, "Q4_K_M")
     assert list(tmp_path.glob("draft.gguf*")) == []
-    export(folder, target, tmp_path / "draft.gguf", "Q4_K_M", widened=["blk.*.ffn_down.weight"])
-    stored = tensor_types(tmp_path / "draft.gguf")
+    stored = tensor_types(exported(model, target, "Q4_K_M", ("blk.*.ffn_down.weight",)).path)
     assert stored["blk.0.ffn_down.weight"] not in ("Q4_K", "Q6_K") and stored["blk.0.ffn_up.weight"] == "Q4_K"
 
 
-def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(saved: Save, tmp_path: Path) -> None:
-    strange = save_tokenizer(tmp_path / "strange", pattern=r"\s+|\S+")
+def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(tmp_path: Path) -> None:
+    tiny_tokenizer(r"\s+|\S+").save_pretrained(tmp_path / "strange")
     with pytest.raises(GgufError, match="pre-tokenizer"):
-        export(saved("llama"), strange, tmp_path / "draft.gguf")
+        exported(tiny_draft("llama"), tmp_path / "strange", "F32")
 
 
-def test_another_vocabulary_is_refused(saved: Save, target: Path, tmp_path: Path) -> None:
-    path = export(saved("llama"), target, tmp_path / "draft.gguf").path
-    other = save_tokenizer(tmp_path / "other", size=290)
-    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
-    tokenizer["model"]["vocab"] = {piece: (i + 7) % 290 for piece, i in tokenizer["model"]["vocab"].items()}
+def test_another_vocabulary_is_refused(target: Path) -> None:
+    path = exported(tiny_draft("llama"), target, "F32").path
+    tokenizer = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {piece: (i + 7) % len(vocabulary) for piece, i in vocabulary.items()}
     with LlamaModel.load(path) as model, pytest.raises(GgufError, match="differ in"):
         check_tokenizer(model, json.dumps(tokenizer))
+
+
+def rewritten(source: Path, architecture: str, without: str = "") -> Path:
+    """Return a copy of a file of another architecture, or without a tensor."""
+    reader, copy = gguf.GGUFReader(source), source.with_name("copy.gguf")
+    writer = gguf.GGUFWriter(copy, architecture)
+    old = str(reader.get_field("general.architecture").contents())
+    for field in reader.fields.values():
+        if field.name.startswith(f"{old}.") and field.types[0] == gguf.GGUFValueType.UINT32:
+            writer.add_uint32(field.name.replace(old, architecture), int(field.contents()))
+    writer.add_layer_norm_rms_eps(1e-6)
+    for tensor in reader.tensors:
+        if tensor.name != without:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "without", "said"),
+    [
+        ("llama", "llama", "blk.1.attn_k.weight", r"layers\.1\.self_attn\.k_proj"),
+        ("qwen2", "qwen3", "", r"blk\.0\.attn_k\.bias"),  # which transformers would ignore
+        ("llama", "mamba", "", "mamba"),
+    ],
+)
+def test_a_file_that_is_no_whole_known_model_is_refused(
+    kind: str, architecture: str, without: str, said: str, tmp_path: Path
+) -> None:
+    write_gguf(tiny_draft(kind), tiny_tokenizer(), tmp_path / "draft.gguf", kind)
+    with pytest.raises(GgufError, match=said):
+        read_gguf(rewritten(tmp_path / "draft.gguf", architecture, without))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 
@@ -64,18 +63,6 @@ def test_a_draft_that_takes_much_longer_is_refused() -> None:
     texts = [text("sums", 20, 60)] * 10
     assert decide(measured(*texts, ms=1.25), {"sums"}, RULE).passed
     assert "1.30 ms" in decide(measured(*texts, ms=1.3), {"sums"}, RULE).reasons[0]
-
-
-def test_the_verdict_is_json_and_its_metrics_fit_into_a_manifest() -> None:
-    texts = [text(f"class-{i}", 20, 60) for i in range(30) for _ in range(6)]
-    verdict = decide(measured(*texts), {"class-1"}, RULE)
-    assert json.loads(json.dumps(verdict.to_json()))["passed"] is True
-    assert len(verdict.metrics()) <= 64
-
-
-def _count_position(right: bool, total: int, run: int, steps: int) -> tuple[int, int, int]:
-    """Count a position: a step ends with the first rejected token, and after six right ones with one more token."""
-    return (total + 1, run + 1, steps) if right and run < 6 else (total + right, 0, steps + 1)
 
 
 def test_pieces_of_few_sessions_are_no_more_evidence_than_the_sessions() -> None:

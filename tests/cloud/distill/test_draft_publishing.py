@@ -47,13 +47,6 @@ async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_be
     assert file.stat().st_mode & stat.S_IROTH
 
 
-async def test_the_same_draft_again_publishes_nothing(world: World) -> None:
-    first = await world.publisher().publish(*draft(world))
-    world.now += 100
-    assert (await world.publisher().publish(*draft(world))).manifest == first.manifest
-    assert world.releases.versions == [1]
-
-
 async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -> None:
     one = draft(world)
     publisher = world.publisher()

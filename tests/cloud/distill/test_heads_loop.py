@@ -68,13 +68,6 @@ async def test_heads_that_pass_the_gate_are_served_and_the_next_run_starts_from_
     assert second.base == second.incumbent == first != world.served.resolve()
 
 
-async def test_heads_that_the_gate_refuses_reach_no_folder(world: HeadsWorld) -> None:
-    world.stages.passes = False
-    world.traffic(1_000)
-    loop = await until_idle(world.loop())
-    assert loop.state.history[-1].result == "refused" and not world.served.exists()
-
-
 async def test_heads_of_another_target_are_refused(world: HeadsWorld, tmp_path: Path) -> None:
     save_heads(tmp_path / "others", new_heads(HeadsShape(hidden=64), 1), "sha256:other")
     with pytest.raises(ModelRefused, match="sha256:other"):

@@ -86,11 +86,6 @@ def test_a_tenant_that_invents_classes_gives_no_more_than_its_share_of_all() -> 
     assert sum(one.label_count for one in chosen) > 270_000
 
 
-def test_a_tenant_alone_is_not_capped() -> None:
-    chosen, left_out = select(texts(100, "code", tenant="one"), tenant_share=0.1)
-    assert len(chosen) == 100 and not left_out
-
-
 def test_near_duplicates_are_taken_a_few_times_only() -> None:
     chosen, left_out = select([*texts(50, "code", same=True), *texts(10, "code", time=150)], copies=2)
     assert len(chosen) == 12

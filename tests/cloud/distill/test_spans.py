@@ -17,19 +17,9 @@ def shown(found: list[TextSpan]) -> list[tuple[str, int, list[int]]]:
     return [(one.session_id, one.start, one.tokens.tolist()) for one in found]
 
 
-def test_passages_of_a_session_are_joined_in_order_of_position() -> None:
-    found = joined(passage("a", 3, [4, 5]), passage("b", 0, [9]), passage("a", 0, [1, 2, 3]))
-    assert shown(found) == [("a", 0, [1, 2, 3, 4, 5]), ("b", 0, [9])]
-
-
 def test_a_gap_cuts_the_text() -> None:
     found = joined(passage("a", 0, [1, 2]), passage("a", 3, [4, 5]), passage("a", 5, [6]))
     assert shown(found) == [("a", 0, [1, 2]), ("a", 3, [4, 5, 6])]
-
-
-def test_what_two_verifiers_recorded_alike_counts_once() -> None:
-    found = joined(passage("a", 0, [1, 2, 3]), passage("a", 1, [2, 3, 4]), passage("a", 2, [3]))
-    assert shown(found) == [("a", 0, [1, 2, 3, 4])]
 
 
 def test_where_two_records_disagree_the_text_is_cut_and_not_mended() -> None:

@@ -55,23 +55,12 @@ def test_looking_again_counts_only_what_is_new_even_if_it_comes_late() -> None:
     assert counting.count(0.0, OURS)[0]["code"].tokens == 142
 
 
-def test_tokens_recorded_twice_count_once() -> None:
-    log = FakeLog([passage("a", 100, "code", 10.0), passage("a", 80, "code", 11.0, start=60)])
-    assert counter(log).count(0.0, OURS)[0]["code"].tokens == 140
-
-
 def test_acceptance_is_that_of_the_latest_tokens() -> None:
     log = FakeLog(
         [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)]
     )
     traffic, _ = counter(log, window=200).count(0.0, OURS)
     assert traffic["code"] == ClassTraffic(tokens=2_200, judged=200, guessed=40)
-
-
-def test_enough_fresh_tokens_are_reason_whatever_their_acceptance() -> None:
-    cause = training_due({"code": seen(900, 0.9), "sums": seen(95, 0.9), "rare": seen(5, 0.9)}, {"code": 0.9}, RULE)
-    assert cause is not None and cause[1] == ("code",)
-    assert training_due({"code": seen(999, 0.9)}, {"code": 0.9}, RULE) is None
 
 
 def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> None:

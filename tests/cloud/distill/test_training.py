@@ -143,15 +143,6 @@ def test_micro_batches_hold_the_batch_within_the_width() -> None:
         assert len(group) == 1 or len(group) * widest <= 40
 
 
-def test_a_batch_points_each_label_at_the_one_before_it() -> None:
-    rng = np.random.default_rng(0)
-    texts = [random_text(rng, 6, first=4), random_text(rng, 9)]
-    batch = TrainingBatch.of(texts, torch.device("cpu"))
-    before = batch.ids.flatten()[batch.positions]
-    assert before.tolist() == [*texts[0].tokens[3:5], *texts[1].tokens[:8]]
-    assert batch.top_ids[:, 0].tolist() == [*texts[0].tokens[4:], *texts[1].tokens[1:]]
-
-
 @torch.inference_mode()
 def test_padding_and_neighbours_change_nothing_of_a_text() -> None:
     rng = np.random.default_rng(0)

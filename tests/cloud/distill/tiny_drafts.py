@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from cloud_verifier.distill.data.texts import Text, save_texts
+from cloud_verifier.distill.gguf.writer import QWEN2_SPLIT
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
 
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 MERGES = [("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "a"), ("e", "r")]
 VOCAB = 256 + len(MERGES) + 1
 SHAPE: dict[str, Any] = {
@@ -45,23 +42,27 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 TOP = 8
 
 
-def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
+def tiny_tokenizer(pattern: str = QWEN2_SPLIT) -> transformers.PreTrainedTokenizerFast:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*letters, *("".join(pair) for pair in MERGES)])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+    tokenizer.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
-def tiny_draft(kind: str, seed: int = 3) -> Any:
+def tiny_draft(kind: str, **changes: Any) -> Any:
     """Return a random model, whose norms and biases are random too, so that a lost one shows."""
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]))
+    torch.manual_seed(3)
+    config = copy.deepcopy(CONFIGS[kind])
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:

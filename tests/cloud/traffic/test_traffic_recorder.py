@@ -101,16 +101,6 @@ def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -
     assert {one.session_id: one.prompt.tolist() for one in disk.written} == {"whole": [92, 93, 94], "resumed": []}
 
 
-def test_of_a_session_that_did_not_begin_here_nothing_is_recorded() -> None:
-    disk = Disk()
-    recorder = TrafficRecorder(disk)
-    recorder.begin(SOURCE, 2)
-    recorder.take(recorded(0, [5], epoch=1))
-    recorder.take(recorded(0, [5], session_id="t", epoch=2))
-    recorder.close()
-    assert disk.written == []
-
-
 def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ENDED", 1)
     disk = Disk()
