@@ -18,8 +18,6 @@ from outrider.wire.ticket import Target
 
 Fleet = Mapping[str, Target]
 """The verifiers with a lease, by their ids."""
-CANDIDATES_AT_ONCE = 32
-"""Verifiers that one atomic step looks at; the next batch is asked only if all of these are full."""
 CHOICES = 2
 """Candidates that are compared."""
 
@@ -47,11 +45,6 @@ def fits(target: Target, request: PlacementRequest) -> bool:
     if request.weights is not None:
         return target.weights == request.weights
     return not request.target or target.name == request.target
-
-
-def batches(ranked: Sequence[Candidate]) -> list[Sequence[Candidate]]:
-    """Return the batches of candidates that are asked one after another."""
-    return [ranked[start : start + CANDIDATES_AT_ONCE] for start in range(0, len(ranked), CANDIDATES_AT_ONCE)]
 
 
 def sole_target(fleet: Fleet, wanted: str) -> str:

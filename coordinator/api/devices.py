@@ -67,7 +67,7 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
         self.counters = counters
         self._verifiers, self._sessions, self._windows = verifiers, SessionStore(store), WindowStore(store)
         self._keys = keys
-        self._config = config
+        self._tenant_limits = config.tenant_limits
         self._authenticator = authenticator
         self._releases = releases
         self._draw = random.Random()
@@ -187,7 +187,7 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
                 refused = error
                 continue
             ranked = placement.candidates(fleet, named, self._draw)
-            placed = await self._sessions.place(claims, named, placement.batches(ranked), self._config)
+            placed = await self._sessions.place(claims, named, ranked, self._tenant_limits)
             if not isinstance(placed, int):
                 return placed
             refused = placement.refusal(fleet, named, placed)

@@ -92,7 +92,9 @@ class TenantKeys:
     async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> pb.Tenant:
         """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""
         configured = tenant_name(name) in self._configured
-        if not await quotas.set_limits(self._store, name, limits, afresh=afresh, known=configured):
+        touched = [keys.TENANTS, keys.TENANT_LIMITS, keys.EXHAUSTED]
+        arguments = [name, int(configured), int(afresh), quotas.written(limits)]
+        if not await self._store.run("tenant_set", touched, arguments):
             raise _no_tenant(name)
         log.info("limits of tenant %s were set by an operator: %s%s", name, dict(limits), " alone" if afresh else "")
         [written] = await self._store.call("tenant", [("HGET", keys.TENANTS, name)])

@@ -94,15 +94,6 @@ async def count_tokens(
     return tuple(sorted(({*exhausted} | {*used_up}) - {*over}))[:MOST_EXHAUSTED]
 
 
-async def set_limits(store: RedisStore, tenant: str, limits: Mapping[str, int], *, afresh: bool, known: bool) -> bool:
-    """Set some limits of a tenant. Return False if no such tenant was created, unless it is known otherwise.
-
-    afresh: the others are the coordinator's again. Raises Unavailable.
-    """
-    touched = [keys.TENANTS, keys.TENANT_LIMITS, keys.EXHAUSTED]
-    return bool(await store.run("tenant_set", touched, [tenant, int(known), int(afresh), written(limits)]))
-
-
 async def find(
     store: RedisStore, tenants: Sequence[str], defaults: TenantLimits
 ) -> dict[str, tuple[TenantLimits, pb.TenantUse]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.config import TenantLimits
 from coordinator.placement import CHOICES, Candidate
 from coordinator.records import PlacementRequest, Prior, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
@@ -17,6 +17,8 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
+CANDIDATES_AT_ONCE = 32
+"""Verifiers that one atomic step looks at; the next batch is asked only if all of these are full."""
 EPOCH_SPAN = 256
 """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
 
@@ -45,8 +47,8 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[Sequence[Candidate]],
-        config: CoordinatorConfig,
+        ranked: Sequence[Candidate],
+        defaults: TenantLimits,
     ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs, in one step.
 
@@ -54,27 +56,27 @@ class SessionStore:
         its tenant may not have another one now.
 
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one. among: verifiers in the order of placement.candidates, of each batch that is asked
-        after another.
+        greater than their last one. ranked: verifiers in the order of placement.candidates. defaults: limits of tenants
+        for whom an operator has set no others.
         """
         if not claims.api_key_id:
-            return await self._place(claims, request, among, config, TenantLimits(), (), quotas.RUNNING_MS)
+            return await self._place(claims, request, ranked, TenantLimits(), (), quotas.RUNNING_MS)
         tenant = claims.tenant
         waiting = ("ZREVRANGE", keys.waiting(request.target), 0, quotas.MOST_WAITING - 1)
         commands: list[tuple[Any, ...]] = [("HMGET", keys.TENANT_LIMITS, tenant), waiting]
         if claims.epoch_last:
             commands += [("HMGET", keys.session(claims.session_id), "live", "moves"), ("TIME",)]
         [own], names, *moved = await self._store.call("placing", commands)
-        limits, ahead = quotas.limits_from(own, config.tenant_limits), [name for name in names if name != tenant]
+        limits, ahead = quotas.limits_from(own, defaults), [name for name in names if name != tenant]
         if moved:  # a session that a verifier has reported a moment ago is not opened, but moves
             (live, moves), (now_s, _) = moved
             moves_on = int(moves or 0) < quotas.MOST_MOVES
             if moves_on and 1000 * int(now_s) - int(live or 0) < quotas.RUNNING_MS:
-                return await self._place(claims, request, among, config, limits, ahead, quotas.RUNNING_MS)
+                return await self._place(claims, request, ranked, limits, ahead, quotas.RUNNING_MS)
         await quotas.count_open(self._store, tenant, limits)
         placed: Placement | int = 0
         try:
-            placed = await self._place(claims, request, among, config, limits, ahead, 0)
+            placed = await self._place(claims, request, ranked, limits, ahead, 0)
             return placed
         finally:
             if isinstance(placed, int):
@@ -84,8 +86,7 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[Sequence[Candidate]],
-        config: CoordinatorConfig,
+        ranked: Sequence[Candidate],
         limits: TenantLimits,
         waiting: Sequence[str],
         running_ms: int,
@@ -97,14 +98,21 @@ class SessionStore:
         """
         session_id, tenant, shares = claims.session_id, claims.tenant, claims.api_key_id != ""
         alive = 0
-        for number, those in enumerate(among, 1):
+        for start in range(0, len(ranked), CANDIDATES_AT_ONCE):
+            those = ranked[start : start + CANDIDATES_AT_ONCE]
             touched = [keys.session(session_id), keys.waiting(request.target)]
             touched += [keys.tenant_places(name) for name in (tenant, *waiting)]
             name = "" if request.weights else request.target  # weights bind, names may change
             arguments: list[Any] = [session_id, tenant, claims.epoch_last, EPOCH_SPAN, ATTACH_GRACE_MS]
             arguments += [quotas.ATTACH_GRACES * ATTACH_GRACE_MS, CHOICES, name, *(request.weights or ("", ""))]
             arguments += [request.draft, request.traffic, int(shares), limits.max_places, running_ms]
-            arguments += [int(number == len(among)), quotas.WAIT_MS, request.device_id, len(waiting), *waiting]
+            arguments += [
+                int(start + len(those) == len(ranked)),
+                quotas.WAIT_MS,
+                request.device_id,
+                len(waiting),
+                *waiting,
+            ]
             for verifier_id, failed in those:
                 touched += [key(verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
                 arguments += [verifier_id, int(failed)]

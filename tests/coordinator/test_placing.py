@@ -9,6 +9,7 @@ from peers import identity, until
 from coordinator import placement
 from coordinator.api import devices
 from coordinator.records import PlacementRequest
+from coordinator.store.sessions import CANDIDATES_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_from_proto
@@ -167,7 +168,7 @@ async def test_a_grant_tells_the_device_where_to_go_and_the_verifier_what_to_all
 
 
 async def test_more_verifiers_than_one_step_looks_at_are_all_used(coordinator):
-    count = placement.CANDIDATES_AT_ONCE + 8
+    count = CANDIDATES_AT_ONCE + 8
     for i in range(1, count + 1):
         await coordinator.join(f"v{i}", capacity=1)
     opened = await asyncio.gather(*(coordinator.open() for _ in range(count)))

@@ -371,8 +371,8 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                among = [[Candidate("v1", False)]]
-                placed = await sessions.place(claims, PlacementRequest(target="demo"), among, config)
+                ranked = [Candidate("v1", False)]
+                placed = await sessions.place(claims, PlacementRequest(target="demo"), ranked, config.tenant_limits)
             except Overloaded:
                 return False
             if not isinstance(placed, int):
