@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 """A chat message as transformers knows it: `role`, `content`, and for tools `tool_calls` and `tool_call_id`."""
 
-MAX_TEMPLATE_CHARS = 1 << 20
 MAX_SPELT_OUT = 4096
 """Most control tokens that a caller's texts may spell out: each is encoded apart."""
 _TOOLS_TEXT = (
@@ -51,8 +50,6 @@ class ChatTemplate:
         """Compile the template. Raises ModelRefused where that fails, ImportError naming the extra."""
         from edge_agent.target.jinja import compiled
 
-        if len(self._source) > MAX_TEMPLATE_CHARS:
-            raise ModelRefused(f"the chat template has {len(self._source)} characters, at most {MAX_TEMPLATE_CHARS}")
         try:
             return compiled(self._source if isinstance(self._source, str) else self._source.decode())
         except UnicodeDecodeError as error:
