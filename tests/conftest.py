@@ -63,8 +63,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: workers and children share the cores
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # triton decides at its import whether it interprets
+if not Path("/dev/nvidiactl").exists() and "OUTRIDER_REQUIRE_VLLM" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "1"  # triton decides at its import whether it interprets
 
 gc.disable()  # until all is imported: that makes much and no garbage
 
@@ -73,6 +73,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage from here on, but never traverse the objects that imports have made."""
     gc.freeze()
     gc.enable()
+    os.environ.pop("TRITON_INTERPRET", None)  # for programs that tests start
 
 
 def pytest_configure() -> None:

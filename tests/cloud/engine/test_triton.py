@@ -46,6 +46,12 @@ MIX = ((0, 5, 0), (530, 1, 20), (70, 40, 0), (63, 3, 40), (3, 1, 0))
 ends in a tree of more than a word, a plain step."""
 
 
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what triton imports later interpret too, if it does."""
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(triton_kernels.INTERPRETED)))
+
+
 def random_segment(pool: KVPool, start: int, chain: int, nodes: int, rng: np.random.Generator) -> Segment:
     # Deep, with late children of the root.
     parents = [chain - 1 + int(rng.integers(max(0, node - 2), node + 1)) * (node % 8 < 7) for node in range(nodes)]
