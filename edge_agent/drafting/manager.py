@@ -17,15 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class DraftManager:
-    """Gives a client's sessions their draft, and replaces it. pool: the first draft; None for plain streaming."""
+    """Gives a client's sessions their draft, and replaces it.
 
-    def __init__(self, pool: DraftPool | None) -> None:
+    pool: the first draft; None for plain streaming. fallback: n-grams alone, for sessions that get no worker of a
+    draft with a model, or whose draft fails; None for nothing.
+    """
+
+    def __init__(self, pool: DraftPool | None, fallback: DraftPool | None = None) -> None:
         self.pool = pool
         """The draft of new sessions."""
+        self.fallback = fallback
         self._sessions: set[DraftSession] = set()
         self._changes: set[asyncio.Task[None]] = set()
-        self._fallback: DraftPool | None = None
-        """Drafts for sessions that get no worker of `pool`; made when the first one needs it."""
         self._retired: dict[DraftPool, asyncio.Task[None]] = {}
         """Replaced drafts, each with the task that frees it when its last session has left it."""
 
@@ -55,7 +58,7 @@ class DraftManager:
         old, self.pool = self.pool, pool
         for draft in sorted(self._sessions, key=self._by_turn):
             self._change(draft)
-        if old is not None and old is not pool:
+        if old is not None and old not in (pool, self.fallback):
             self._retired[old] = asyncio.create_task(self._free(old))
 
     async def retired(self, within_s: float | None = None) -> bool:
@@ -68,11 +71,11 @@ class DraftManager:
         """Free all drafts. The sessions must have ended."""
         for task in [*self._changes, *self._retired.values()]:
             task.cancel()
-        for pool in (*self._retired, self.pool, self._fallback):
+        for pool in {*self._retired, self.pool, self.fallback}:
             if pool is not None:
                 await pool.close()
         self._retired.clear()
-        self.pool = self._fallback = None
+        self.pool = self.fallback = None
 
     async def _begun(self, session: DeviceSession, pool: DraftPool | None) -> DraftSession:
         """Return a session's draft, and log if it is not the one that the session should have."""
@@ -81,35 +84,24 @@ class DraftManager:
         try:
             return DraftSession(session, pool, await pool.take())
         except (ModelRefused, Overloaded) as error:
-            draft = await self._begun_by_fallback(session, pool)
+            draft = DraftSession(session, None, None)
+            if self.fallback is not None and pool.has_model:
+                with contextlib.suppress(ModelRefused, Overloaded):
+                    draft = DraftSession(session, self.fallback, await self.fallback.take())
             draft.busy = isinstance(error, Overloaded)
             draft.failure = "" if draft.busy else str(error)
             log.info("a session drafts %s: %s", "by n-grams alone" if draft.drafting else "nothing", error)
             return draft
 
-    async def _begun_by_fallback(self, session: DeviceSession, pool: DraftPool) -> DraftSession:
-        """Return the draft of a session that gets no worker of `pool`; without one of the fallback, plain streaming."""
-        fallback = self._fallback_of(pool)
-        if fallback is not None:
-            with contextlib.suppress(ModelRefused, Overloaded):
-                return DraftSession(session, fallback, await fallback.take())
-        return DraftSession(session, None, None)
-
-    def _fallback_of(self, pool: DraftPool) -> DraftPool | None:
-        self._fallback = self._fallback or pool.fallback()
-        return self._fallback
-
     def _fall_back(self, draft: DraftSession) -> None:
         """Let a session whose draft has failed go on by n-grams alone, in the background."""
-        failed = draft.pool
-        if failed is None or failed is self._fallback or (fallback := self._fallback_of(failed)) is None:
-            return
-        log.info("a session goes on by n-grams alone: %s", draft.failure)
-        self._keep(draft.fall_back(fallback))
+        if self.fallback is not None and draft.pool is not None and draft.pool.has_model:
+            log.info("a session goes on by n-grams alone: %s", draft.failure)
+            self._keep(draft.fall_back(self.fallback))
 
     def _by_turn(self, draft: DraftSession) -> int:
         """Return in which order sessions change to another draft: those with a model's worker, n-grams alone, none."""
-        return 2 if not draft.drafting else int(draft.pool is self._fallback)
+        return 2 if not draft.drafting else int(draft.pool is self.fallback)
 
     async def _free(self, pool: DraftPool) -> None:
         await pool.unused()

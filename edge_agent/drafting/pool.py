@@ -153,11 +153,6 @@ class DraftPool:
         """Return whether a model drafts, rather than n-grams alone."""
         return bool(self._models)
 
-    def fallback(self) -> DraftPool | None:
-        """Return a new draft for sessions that get no worker of this one: n-grams alone, if this one has a model."""
-        wanted = self.has_model and self._options.ngram
-        return DraftPool.ngram_only(self._options) if wanted else None
-
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
         for calibrator in self._models[0].calibrators if self._models else self._ngram_calibrators:

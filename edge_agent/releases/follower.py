@@ -51,8 +51,6 @@ Ask = Callable[[str, str, str], Awaitable[pb.OfferReleaseResponse]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
 LoadPool = Callable[[Path, str, str], Awaitable[DraftPool]]
 """(file, displayed name, digest) -> pool. Raises VocabularyMismatch if the target's is another."""
-Fallback = Callable[[], DraftPool | None]
-"""Returns what is used without a release: n-grams, or None for nothing."""
 
 
 class Follower:
@@ -103,10 +101,10 @@ class Follower:
             self._leave_folder()
             return None
 
-    def run(self, drafts: DraftManager, fallback: Fallback) -> None:
-        """Follow what is offered, in the background."""
+    def run(self, drafts: DraftManager) -> None:
+        """Follow what is offered, in the background; without a release, sessions draft with `drafts.fallback`."""
         if self._folder is not None:
-            self._drafts, self._fallback = drafts, fallback
+            self._drafts = drafts
             self._task = asyncio.create_task(self._follow(self._folder))
 
     async def close(self) -> None:
@@ -238,7 +236,7 @@ class Follower:
         if not await self._drafts.retired(_RETIRE_S):
             return False
         await asyncio.to_thread(folder.change, state)
-        await self._use(folder, await self._load_current(folder) or self._fallback())
+        await self._use(folder, await self._load_current(folder) or self._drafts.fallback)
         return True
 
     @property

@@ -97,8 +97,9 @@ class Device:
         self.drafts = DraftManager(None)
 
     async def start(self) -> None:
-        self.drafts = DraftManager(await self.follower.begin(TARGET, self.cluster.load) or Pool(NGRAM))
-        self.follower.run(self.drafts, lambda: Pool(NGRAM))
+        first, fallback = await self.follower.begin(TARGET, self.cluster.load), Pool(NGRAM)
+        self.drafts = DraftManager(first or fallback, fallback)
+        self.follower.run(self.drafts)
 
     async def end(self) -> None:
         await self.follower.close()
