@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -15,7 +14,6 @@ MADE = {"docker/.env"}
 """Files that a reader makes."""
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
-_MODULE = re.compile(r"(?:python -m |`)((?:benchmarks|examples|models)\.[a-z_.]+)")
 
 
 def anchors(path: Path) -> set[str]:
@@ -47,22 +45,6 @@ def test_a_file_that_is_named_is_there(page: str) -> None:
 def _named_elsewhere(path: str) -> bool:
     """Return whether a top-level folder has this path; ARCHITECTURE.md omits the folder it describes."""
     return any(ROOT.glob(f"*/{path}"))
-
-
-@pytest.mark.parametrize("page", ALL)
-def test_a_module_that_is_named_is_there(page: str) -> None:
-    names = {name.rstrip(".") for name in _MODULE.findall(text_of(page))}
-    assert {name for name in names if not _is_there(name)} == set()
-
-
-def _is_there(name: str) -> bool:
-    """Return whether a name is a module, or something in one."""
-    try:
-        if importlib.util.find_spec(name) is not None:
-            return True
-    except ModuleNotFoundError:
-        pass
-    return importlib.util.find_spec(name.rpartition(".")[0]) is not None
 
 
 def test_every_page_of_the_docs_can_be_found_from_the_readme() -> None:
