@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
 
-from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, next_attach
+from edge_agent.session.failover import GrantRoute, NextAttach, next_attach
 from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
@@ -93,18 +92,3 @@ async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
         epochs.append((await route.next()).epoch)
         route.failed(Unavailable("reset"), progressed=True)
     assert epochs == [10, 11, 12, 13]
-
-
-async def test_an_overloaded_verifier_is_left_alone_for_as_long_as_it_asked() -> None:
-    route = DirectRoute("h:1", quick())
-    await route.next()
-    route.failed(errors.Overloaded("full", retry_after_s=0.3), progressed=False)
-    begun = time.monotonic()
-    await route.next()
-    assert time.monotonic() - begun >= 0.3
-
-
-async def test_a_grant_tells_the_limits_and_a_verifier_alone_does_not() -> None:
-    route = GrantRoute((grant("a", "h:1", 10, 19),), Coordinator().resume, quick())
-    assert (await route.next()).limits == LIMITS
-    assert (await DirectRoute("h:1", quick()).next()).limits is None
