@@ -210,7 +210,7 @@ def test_a_tenant_that_lies_about_half_of_the_traffic_decides_no_trial_of_a_draf
     known = shown(cluster, canary)
     claims = {True: 0.95, False: 0.05} if decision == "rolled back" else {True: 0.05, False: 0.95}
     with grpc.insecure_channel(cluster.address) as channel:
-        crowd = Crowd(cluster, known["target"], known["tokenizer"], channel)
+        crowd = Crowd(cluster, known["weights_hash"], known["tokenizer_hash"], channel)
         try:
             crowd.draw_devices(tenants["ann"], 8)
             for _ in range(60):
