@@ -411,7 +411,7 @@ class Engine:
 
         ran: how many rows each session had, which may be fewer than it was to have.
         """
-        now, counters = self._clock(), self.counters
+        now, counters, price = self._clock(), self.counters, self._profiler.min_acceptance
         for one, count, verified in zip(rows, ran, verifications, strict=True):
             session, batch = one.session, one.batch
             computed = min(one.chain, count)
@@ -434,7 +434,7 @@ class Engine:
                 counters.server_accepted += sum(batch.ids[row - 1] < ROOT for row in verified.rows)
                 self._executor.keep(one, verified.rows)
             session.nodes.withdraw()
-            self._overlay.committed(SessionRows(session, computed, batch), verified)
+            self._overlay.committed(SessionRows(session, computed, batch), verified, price)
             for commit in commits:
                 self._publish(session, commit)
 

@@ -143,11 +143,13 @@ class SourceOutcome:
     evaluated: int
     """Nodes that it proposed, others too or not."""
     accepted: int
+    added: int
+    """Evaluated nodes that neither the device nor a source before it proposed."""
     gain: int
     """Accepted nodes beyond those that the device and the sources before it lead to."""
 
 
-NO_NODES = SourceOutcome(0, 0, 0)
+NO_NODES = SourceOutcome(0, 0, 0, 0)
 DEVICE = "device"
 """The device among the sources of nodes."""
 
@@ -260,14 +262,16 @@ class PendingNodes:
         path = [batch.ids[row - 1] for row in verified.rows]
         if self._merged is None:
             count, accepted = len(batch.ids), len(path)
-            return {DEVICE: SourceOutcome(count, accepted, accepted)} if count else {}
+            return {DEVICE: SourceOutcome(count, accepted, count, accepted)} if count else {}
         outcomes, known, reached = dict[str, SourceOutcome](), set[str](), 0
         for name in (DEVICE, *self._offered):
+            added = sum(name in self._proposers[node] and not known & self._proposers[node] for node in batch.ids)
             known.add(name)
             before, reached = reached, sum(1 for _ in takewhile(lambda node: known & self._proposers[node], path))
             outcomes[name] = SourceOutcome(
                 evaluated=sum(name in self._proposers[node] for node in batch.ids),
                 accepted=sum(name in self._proposers[node] for node in path),
+                added=added,
                 gain=reached - before,
             )
         return outcomes

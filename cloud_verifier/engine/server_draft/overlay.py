@@ -24,7 +24,7 @@ from cloud_verifier.engine.interface import SessionRows, TargetExecutor
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ServerSource
-from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.session import NO_NODES, EngineSession, ProposedTree
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
@@ -92,7 +92,8 @@ class Drafting:
         self._seconds.add(seconds)
 
     def observe_gain(self, tokens: float) -> None:
-        """Learn the tokens that a step committed for a session and would not have without the drafting, on average."""
+        """Learn the tokens that a step committed for a session beyond those that its time would have committed without
+        the drafted nodes, on average."""
         self._gain.add(tokens)
         self._squares.add(tokens**2)
         self._judged += 1
@@ -112,8 +113,8 @@ class _Source:
         self.drafting = {beside: Drafting() for beside in (False, True)}
         """By whether nodes of the session's device are there or expected: it may add little to them, and much where
         there are none."""
-        self.gains: dict[bool, list[int]] = {False: [], True: []}
-        """Tokens gained in each session of the last step that it proposed for, likewise."""
+        self.gains: dict[bool, list[float]] = {False: [], True: []}
+        """Tokens gained, less the price of its nodes, in each session of the last step that it proposed for."""
         self.observing_s = 0.0
         """Seconds in which it learned from the last step."""
 
@@ -234,17 +235,18 @@ class Overlay:
         allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
         return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))
 
-    def committed(self, rows: SessionRows, verified: Verified | None) -> None:
+    def committed(self, rows: SessionRows, verified: Verified | None, price: float) -> None:
         """Take what a session's rows of a step have brought, after its commit.
 
-        verified: None while a prompt is read.
+        verified: None while a prompt is read. price: tokens that the time of one more node would commit otherwise.
         """
         draft = self._drafts.pop(rows.session.session_id, None)
         if draft is not None and verified is not None:
             outcomes = rows.session.nodes.outcomes
             for one in self._sources:
                 if (name := one.source.name) in draft.trees:
-                    one.gains[draft.beside].append(outcomes[name].gain if name in outcomes else 0)
+                    outcome = outcomes.get(name, NO_NODES)
+                    one.gains[draft.beside].append(outcome.gain - price * outcome.added)
         self._last.append((rows, verified))
 
     def observe(self, executor: TargetExecutor) -> None:
