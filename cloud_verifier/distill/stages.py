@@ -171,11 +171,11 @@ def train(run: Path) -> int:
     """Train by the run's plan, from its checkpoint on; return 0, or 128 plus the signal that stopped it."""
     from transformers.utils import logging as transformers_logging
 
-    from cloud_verifier.distill.training.run import train as train_by_plan
+    from cloud_verifier.distill.training import trainer
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    return train_by_plan(run)
+    return trainer.train(run)
 
 
 STAGES: Mapping[str, Callable[[Path], int | None]] = {

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL
-from cloud_verifier.distill.training import run
+from cloud_verifier.distill.training import trainer
 from cloud_verifier.distill.training.plan import TrainingPlan
 from models.recipe.settings import Job
 
@@ -45,7 +45,7 @@ def build(job: Job) -> None:
     )
     out = folder / plan.kind
     training.write(out)
-    if code := run.train(out):
+    if code := trainer.train(out):
         raise KeyboardInterrupt(f"stopped with exit code {code}; run the same command to go on")
     (folder / "done.json").write_text((out / DONE).read_text(encoding="utf-8"), encoding="utf-8")
     print(f"heads: {out / MODEL / HEADS}", flush=True)

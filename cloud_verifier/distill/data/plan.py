@@ -32,8 +32,6 @@ class DatasetPlan(BaseModel):
     replay_share: float = Field(default=0.3, ge=0, lt=1)
     """Share of the training tokens that is old traffic, so that a new domain does not displace earlier ones. Held-out
     text has its share of every class, however old, so that no class is forgotten unseen."""
-    class_shares: dict[str, float] = Field(default_factory=dict)
-    """Weights of the traffic classes, above 0; a class that is not named has weight 1."""
     tenant_share: float = Field(default=0.5, gt=0, le=1)
     """Largest share of a class, and of all tokens, that one tenant gives unless it is alone; see `tenant_tokens`."""
     tenant_tokens: int = Field(default=20_000, ge=0)

@@ -196,8 +196,8 @@ def _budgets(
     fresh = {name: amount for (name, age), amount in amounts.items() if age == "fresh"}
     wanted = min(sum(fresh.values()), tokens * (1 - plan.replay_share))
     replayed = tokens if not fresh else int(wanted * plan.replay_share / (1 - plan.replay_share))
-    replay = water_filled(old, plan.class_shares, replayed)
-    new = water_filled(fresh, plan.class_shares, tokens - sum(replay.values()))
+    replay = water_filled(old, {}, replayed)
+    new = water_filled(fresh, {}, tokens - sum(replay.values()))
     return {(name, "old"): n for name, n in replay.items()} | {(name, "fresh"): n for name, n in new.items()}
 
 
@@ -210,7 +210,7 @@ def _budgets_by_class(
         classes[name] += amount
     ages: dict[Age, float] = {"old": plan.replay_share, "fresh": 1 - plan.replay_share}
     budgets: dict[tuple[str, Age], int] = {}
-    for name, budget in water_filled(classes, plan.class_shares, tokens).items():
+    for name, budget in water_filled(classes, {}, tokens).items():
         of_class = {age: amount for (one, age), amount in amounts.items() if one == name}
         for each, given in water_filled(of_class, ages, budget).items():
             budgets[name, each] = given

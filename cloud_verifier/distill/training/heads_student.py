@@ -47,8 +47,8 @@ class HeadsStudent(nn.Module):
         self.module.eval()
         return self
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return KL, overlap, and whether heads and target agree on the likeliest token, each `[m]`.
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Return KL and overlap, each `[m]`.
 
         They are means over the predictions of each of the m labelled positions that any is made for, with decayed
         weights.
@@ -58,7 +58,7 @@ class HeadsStudent(nn.Module):
         labels = labels.view_as(batch.ids)
         first = int((labels >= 0).any(0).long().argmax())  # heads see states from the first label's on
         states, ids, labels = self.read(batch.ids, labels)[:, first:], batch.ids[:, first:], labels[:, first:]
-        sums = torch.zeros(4, len(batch.positions), device=states.device)
+        sums = torch.zeros(3, len(batch.positions), device=states.device)
         vocabulary = _Vocabulary(batch, self.module.get_output_embeddings(), sampled=self.training)
         for number, (predicted, offset, behind) in enumerate(self.predictions(states, ids, labels, UNROLLED)):
             width = labels.shape[1]
@@ -68,11 +68,9 @@ class HeadsStudent(nn.Module):
             logits = vocabulary.logits(predicted[:, behind : width - offset][valid])
             top_ids = vocabulary.top_ids[label]
             kl, overlap = divergence(logits, top_ids, vocabulary.top_log_probs[label], vocabulary.tail[label])
-            agreed = logits.detach().argmax(1) == top_ids[:, 0]
-            values = torch.stack((torch.ones_like(kl), kl, overlap, agreed.float()))
-            sums = sums.index_add(1, label, DECAY**number * values)
+            sums = sums.index_add(1, label, DECAY**number * torch.stack((torch.ones_like(kl), kl, overlap)))
         covered = sums[:, sums[0] > 0]
-        return covered[1] / covered[0], covered[2] / covered[0], covered[3] / covered[0]
+        return covered[1] / covered[0], covered[2] / covered[0]
 
     @torch.no_grad()
     def read(self, ids: Tensor, labels: Tensor) -> Tensor:

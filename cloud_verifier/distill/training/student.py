@@ -23,12 +23,11 @@ class Student(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return KL, overlap, and whether draft and target agree on the likeliest token, each `[n]`."""
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Return KL and overlap, each `[n]`."""
         states: Tensor = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
         logits = self.model.lm_head(states.flatten(0, 1)[batch.positions]).float()
-        kl, overlap = divergence(logits, batch.top_ids, batch.top_log_probs, batch.tail)
-        return kl, overlap, logits.detach().argmax(1) == batch.top_ids[:, 0]
+        return divergence(logits, batch.top_ids, batch.top_log_probs, batch.tail)
 
 
 def load_student(plan: TrainingPlan) -> Student | HeadsStudent:

@@ -1,28 +1,41 @@
-"""Train a student: steps, evaluations on validation text, and checkpoints."""
+"""Train a draft, or heads, by the plan in a run's folder (`plan.json`, `TrainingPlan`).
+
+The run writes `checkpoint/` there, and at its end `model/` (a Hugging Face folder with the mean of the best weights and
+the base's; `heads.safetensors` if heads were trained) and `done.json`. Its validation overlap is that of the best
+weights alone: the sum over tokens of min(p, q), with the target's p and the draft's q, as a mean over positions and
+then over classes. After a kill `train` goes on from the last checkpoint; SIGTERM and SIGINT save one first.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import shutil
+import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from transformers import AutoTokenizer
 
 from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, Text, load_texts
 from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
 from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.losses import loss
 from cloud_verifier.distill.training.plan import LossKind, Precision, TrainingPlan
-from cloud_verifier.distill.training.student import Student
+from cloud_verifier.distill.training.student import Student, load_student
+from cloud_verifier.engine.server_draft.head_models import save_heads
+from outrider.artifacts import atomic_files
+from outrider.processes import signals_held
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +45,57 @@ LOG_SECONDS = 10.0
 _WITH_BFLOAT16 = ("AVX512", "SVE")
 """Beginnings of torch's names of instruction sets with which bfloat16 is not emulated. With AVX2 alone a product of 512
 rows took five times as long in bfloat16 as in float32 (two cores of an AMD EPYC)."""
+
+
+def train(folder: Path) -> int:
+    """Run the plan in `folder` until its end, and return 0, or until a signal: 143 for SIGTERM, 130 for SIGINT.
+
+    Raises PermanentFailure, OSError and ValueError.
+    """
+    plan = TrainingPlan.read(folder)
+    torch.set_num_threads(plan.threads)
+    if (folder / DONE).exists():
+        log.info("%s is already there", folder / DONE)
+        return 0
+    with signals_held() as received:
+        trainer = DraftTrainer(folder, plan, load_student(plan))
+        if not trainer.run(stop=lambda: bool(received)):
+            log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
+            return 128 + (received[0] if received else signal.SIGTERM)
+        _finish(folder, plan, trainer.progress)
+    return 0
+
+
+def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> None:
+    """Write the resulting model, and `done.json` last."""
+    student = load_student(plan)
+    base = {name: parameter.detach().clone() for name, parameter in checkpoint.trainable(student).items()}
+    checkpoint.restore(folder / "checkpoint" / BEST, plan.digest, student)
+    if not plan.begins_anew:
+        with torch.no_grad():
+            for name, parameter in checkpoint.trainable(student).items():
+                parameter.lerp_(base[name], plan.base_share)
+    if isinstance(student, HeadsStudent):
+        _empty(folder / MODEL).mkdir()
+        save_heads(folder / MODEL / HEADS, student.heads, student.target)
+    else:
+        student.model.save_pretrained(_empty(folder / MODEL))
+        AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
+    done = {
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "seconds": round(progress.seconds, 1),
+        "validation_overlap": {"before": progress.first_overlap, "best": progress.best_overlap},
+        "best_step": progress.best_step,
+    }
+    atomic_files.write(folder / DONE, json.dumps(done, indent=1).encode() + b"\n")
+    log.info("done: validation overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
+
+
+def _empty(folder: Path) -> Path:
+    if folder.exists():
+        shutil.rmtree(folder)
+    return folder
 
 
 class DraftTrainer:
@@ -98,7 +162,7 @@ class DraftTrainer:
 
     def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> Tensor:
         """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over its positions."""
-        kl, overlap, _ = _forward(self._student, self._texts, group, self._device, self._precision)
+        kl, overlap = _forward(self._student, self._texts, group, self._device, self._precision)
         losses = loss(kl, overlap, kind, self.progress.overlap, self._plan.eta)
         (losses.sum() / labels).backward()  # type: ignore[no-untyped-call]
         return torch.stack([values.detach().double().sum() for values in (losses, kl, overlap)])
@@ -107,14 +171,15 @@ class DraftTrainer:
         """Measure the overlap on validation text, and keep the weights if they are the best so far."""
         began = time.monotonic()
         scores = evaluate(self._student, self._validation, self._device, self._plan.micro_tokens, self._precision)
-        overlap, now = mean_overlap(scores), self.progress
+        # All classes are equal in weight, so that a rare one is not forgotten unseen.
+        overlap, now = sum(scores.values()) / len(scores), self.progress
         if now.step == 0:
             now.first_overlap = overlap
         if overlap > now.best_overlap:
             now.best_step, now.best_overlap = now.step, overlap
             checkpoint.write(self._folder / "checkpoint" / BEST, checkpoint.gather(self._student), now)
         now.seconds += time.monotonic() - began
-        shown = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in scores.items())
+        shown = "  ".join(f"{name or 'default'} {one:.4f}" for name, one in scores.items())
         log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
 
     def _save(self) -> None:
@@ -164,23 +229,6 @@ def build_optimizer(student: Student | HeadsStudent, plan: TrainingPlan) -> torc
     )
 
 
-@dataclass(frozen=True)
-class StudentScores:
-    """Averages a student's predictions over the positions of one class."""
-
-    overlap: float
-    """sum min(p, q): the probability that a token drawn from the draft is accepted at temperature 1."""
-    agreement: float
-    """Share of positions where draft and target have the same likeliest token."""
-    kl: float
-    """KL(p || q) in nats."""
-
-
-def mean_overlap(scores: Mapping[str, StudentScores]) -> float:
-    """Return the mean over classes, all equal in weight, so that a rare class is not forgotten unseen."""
-    return sum(one.overlap for one in scores.values()) / len(scores)
-
-
 def sample(texts: Sequence[Text], tokens: int) -> list[Text]:
     """Return the first texts of each class, until they have `tokens` labels; at least one text of each."""
     taken: dict[str, int] = defaultdict(int)
@@ -198,23 +246,23 @@ def evaluate(
     device: torch.device,
     max_tokens: int,
     precision: torch.dtype,
-) -> dict[str, StudentScores]:
-    """Return the scores of each class, from forward passes of at most `max_tokens`."""
-    classes = sorted({text.traffic_class for text in texts})
-    sums = torch.zeros(len(classes), 4, dtype=torch.float64, device=device)
+) -> dict[str, float]:
+    """Return the overlap of each class, sum min(p, q), the probability that a token drawn from the draft is accepted.
+
+    It is a mean over positions. No forward pass reads more than `max_tokens`.
+    """
+    scores = {}
     student.eval()
-    for number, name in enumerate(classes):
+    for name in sorted({text.traffic_class for text in texts}):
         indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
+        total, count = torch.zeros((), dtype=torch.float64, device=device), 0
         for group in micro_batches(texts, indices, max_tokens):
             with torch.no_grad():
-                kl, overlap, agreed = _forward(student, texts, group, device, precision)
-            found = (overlap.sum(), agreed.sum(), kl.sum(), torch.tensor(len(kl)))
-            sums[number] += torch.stack([value.double().to(device) for value in found])
+                _, overlap = _forward(student, texts, group, device, precision)
+            total, count = total + overlap.double().sum(), count + len(overlap)
+        scores[name] = float(total) / count
     student.train()
-    rows = sums.tolist()
-    return {
-        name: StudentScores(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)
-    }
+    return scores
 
 
 def _forward(
@@ -223,11 +271,11 @@ def _forward(
     group: Sequence[int],
     device: torch.device,
     precision: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return what `Student.forward` returns for the texts of a micro-batch."""
     batch = TrainingBatch.of([texts[index] for index in group], device)
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-        scores: tuple[Tensor, Tensor, Tensor] = student(batch)
+        scores: tuple[Tensor, Tensor] = student(batch)
     return scores
 
 

@@ -19,7 +19,7 @@ from cloud_verifier.distill.data.plan import CARD
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.publishing import gate
 from cloud_verifier.distill.run_folder import DATASET, HEADS, JOB, MODEL, VERDICT, Job
-from cloud_verifier.distill.training import run as training
+from cloud_verifier.distill.training import trainer as training
 from cloud_verifier.distill.training.eval_heads import compare
 from cloud_verifier.distill.training.heads_student import load_target
 from cloud_verifier.distill.training.plan import TrainingPlan

@@ -26,7 +26,6 @@ def select(pieces: Sequence[TextSpan], **changes: Any) -> tuple[list[TextSpan], 
     fields: dict[str, Any] = {
         "tokens": 10_000,
         "replay_share": 0.3,
-        "class_shares": {},
         "tenant_share": 0.5,
         "tenant_tokens": 0,
         "copies": 2,
