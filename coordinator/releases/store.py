@@ -128,6 +128,7 @@ class ReleaseBackup:
         self._path = state_dir.expanduser() / BACKUP_FILE
         self._store = store
         self._kept = {kept.weights: kept for kept in _load(self._path)}
+        self._keeping = asyncio.Lock()
 
     async def restore(self, stored: Sequence[ReleaseTrack], now: float) -> bool:
         """Put back tracks that the store has lost or has in an older revision; return whether there were any."""
@@ -143,16 +144,17 @@ class ReleaseBackup:
 
     async def keep(self, stored: Sequence[ReleaseTrack]) -> None:
         """Copy the tracks that are not older than the copy, which also keeps lost ones. A full disk is only logged."""
-        newer = {one.weights: one for one in stored if one.revision >= self._revision(one.weights)}
-        kept = {**self._kept, **newer}
-        if kept == self._kept:
-            return
-        try:
-            written = _TRACKS_COPY.dump_json([*kept.values()])
-            await asyncio.to_thread(atomic_files.write, self._path, written, mode=0o600)
-        except OSError as error:
-            log.warning("%s cannot be written (%s): draft releases are in Redis alone", self._path, error.strerror)
-        self._kept = kept
+        async with self._keeping:  # a copy that was begun earlier must not end in the place of a later one
+            newer = {one.weights: one for one in stored if one.revision >= self._revision(one.weights)}
+            kept = {**self._kept, **newer}
+            if kept == self._kept:
+                return
+            try:
+                written = _TRACKS_COPY.dump_json([*kept.values()])
+                await asyncio.to_thread(atomic_files.write, self._path, written, mode=0o600)
+            except OSError as error:
+                log.warning("%s cannot be written (%s): draft releases are in Redis alone", self._path, error.strerror)
+            self._kept = kept
 
     def _revision(self, weights: str) -> int:
         return self._kept[weights].revision if weights in self._kept else 0
