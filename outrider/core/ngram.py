@@ -27,6 +27,8 @@ _START = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
 _BLOCK = 1024
 """Tokens that are counted one by one before they come into a table: about 1,600 bytes each until then."""
+_LONGEST = 1 << 13
+"""Tokens of the longest table that is made anew when others come; a step waits for it, about a microsecond each."""
 _LARGEST = 2**31 - 1
 """The greatest token id."""
 
@@ -100,8 +102,8 @@ class _Table:
 class NgramModel:
     """Predicts the next token of a growing text. Not thread-safe.
 
-    What was there at first is in one table, and what was added in another, which is made anew for each block that has
-    come; the tokens after it are counted one by one.
+    What was there at first is in one table. What was added is in others, of which the last is made anew for each block
+    that has come until it is long; the tokens after it are counted one by one.
     """
 
     def __init__(self) -> None:
@@ -113,9 +115,9 @@ class NgramModel:
     def reset(self, tokens: Sequence[int]) -> None:
         """Replace the text. It takes about 1 microsecond for each token. Raises BadRequest for what is no token id."""
         text = _ids(tokens)
-        self._tables = [_Table.of(text)]
+        self._tables = [_Table.of(text), _Table.of(text[:0])]
         self._before, self._added = text[-ORDER:], text[:0]
-        """The end of the first table's text, and the text of the second."""
+        """The text of the last table, and the end of what is before it."""
         self._begin_block()
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -123,7 +125,10 @@ class NgramModel:
         if len(self._block) + len(tokens) >= _BLOCK:
             self._added = np.append(self._added, _ids([*self._block, *tokens]))
             text = np.append(self._before, self._added)
-            self._tables[1:] = [_Table.of(text, len(self._before))]
+            self._tables[-1] = _Table.of(text, len(self._before))
+            if len(self._added) >= _LONGEST:
+                self._tables.append(_Table.of(text[:0]))
+                self._before, self._added = text[-ORDER:], text[:0]
             self._begin_block()
             return
         _check_ids(tokens)

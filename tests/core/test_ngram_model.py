@@ -60,6 +60,7 @@ def test_tokens_that_are_in_the_table_count_as_those_that_are_not(parts: list[li
     model, text = NgramModel(), [token for part in parts for token in part]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outrider.core.ngram._BLOCK", 5)
+        patch.setattr("outrider.core.ngram._LONGEST", 40)
         for part in parts:
             model.extend(part)
     assert predicted(model, path) == pytest.approx(witten_bell(text, [*text, *path]))
