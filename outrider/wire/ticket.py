@@ -269,7 +269,9 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError("tickets need: pip install 'outrider[verifier]' or 'outrider[coordinator]'") from error
+        raise ImportError(
+            f"tickets need {error.name}: pip install 'outrider[verifier]' or 'outrider[coordinator]'"
+        ) from error
 
 
 def _ed25519() -> Any:
