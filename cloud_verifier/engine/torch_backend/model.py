@@ -7,10 +7,12 @@ Nothing else of the model is changed but its linear layers (kernels) and positio
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
+import re
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -368,14 +370,8 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-@cache
 def _cpu_name() -> str:
-    """Return the processor's name and instruction sets: machines of one name may use different kernels."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    tiles = " AMX" if "amx_tile" in facts.get("flags", "").split() else ""
-    return f"{name} {torch.backends.cpu.get_cpu_capability()}{tiles}"
+    with contextlib.suppress(OSError):
+        if found := re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text()):
+            return found[1]
+    return platform.processor() or platform.machine()
