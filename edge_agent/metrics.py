@@ -19,7 +19,7 @@ from edge_agent.session.statistics import Statistics
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram
 from outrider.core.sampling import RULES
-from outrider.telemetry.prometheus import counter, gauge, histogram, registry, vllm_speculation
+from outrider.telemetry.prometheus import counter, gauge, histogram, registry
 
 _PREFIX = "outrider_edge_"
 
@@ -50,22 +50,16 @@ _TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "rtt_seconds": ("Round trip to the verifier when a request ended", STEP_S),
 }
 """Histograms over the requests that have ended: the text of each, and its buckets."""
-_POSITIONS = 32
-"""Positions of a step for which accepted tokens are counted one by one."""
 
 
 class EdgeMetrics(Collector):
     """The metrics of one client, which are used on its event loop alone."""
 
     def __init__(self) -> None:
-        self.model = ""
-        """The target's name, once it is known."""
         self._running: dict[int, Statistics] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         """(name, acceptance rule) -> the sum of one of _COUNTERS over the requests that have ended."""
         self._link_bytes: Counter[str] = Counter()
-        self._accepted_per_step: Counter[int] = Counter()
-        """Number of accepted draft tokens -> steps with evaluated ones that accepted so many, of coupled requests."""
         self._finishes: Counter[str] = Counter()
         self._drafts: Counter[str] = Counter()
         """One of _DRAFTS -> requests that have ended."""
@@ -96,9 +90,9 @@ class EdgeMetrics(Collector):
         self._http[path, str(status)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        counts, link_bytes, steps = Counter(self._counts), Counter(self._link_bytes), Counter(self._accepted_per_step)
+        counts, link_bytes = Counter(self._counts), Counter(self._link_bytes)
         for one in self._running.values():
-            _add_counts(one, counts, link_bytes, steps)
+            _add_counts(one, counts, link_bytes)
         yield gauge(f"{_PREFIX}requests_running", "Requests under way", len(self._running))
         text = "Requests that have ended, by finish reason or error"
         yield counter(f"{_PREFIX}requests", text, {**self._finishes}, "finish")
@@ -116,14 +110,11 @@ class EdgeMetrics(Collector):
         yield counter(f"{_PREFIX}http_requests", text, {**self._http}, "path", "code")
         for name, (text, _) in _TIMES.items():
             yield histogram(f"{_PREFIX}{name}", text, self._times[name])
-        drafted, accepted = (counts[f"spec_decode_num_{name}_tokens", RULES[0]] for name in ("evaluated", "accepted"))
-        by_position = [sum(count for n, count in steps.items() if n > position) for position in range(_POSITIONS)]
-        yield from vllm_speculation(self.model, steps.total(), drafted, accepted, by_position)
 
     def _add(self, one: Statistics, finish: str) -> None:
         self._finishes[finish] += 1
         self._drafts[_drafts_by(one)] += 1
-        _add_counts(one, self._counts, self._link_bytes, self._accepted_per_step)
+        _add_counts(one, self._counts, self._link_bytes)
         times = self._times
         times["request_seconds"].add(one.clock() - one.begun)
         if one.first_token_s is not None:
@@ -139,10 +130,6 @@ def _drafts_by(one: Statistics) -> str:
     return "none" if not one.draft else NGRAM if one.release == NGRAM else "model"
 
 
-def _add_counts(
-    one: Statistics, counts: Counter[tuple[str, str]], link_bytes: Counter[str], steps: Counter[int]
-) -> None:
+def _add_counts(one: Statistics, counts: Counter[tuple[str, str]], link_bytes: Counter[str]) -> None:
     counts.update({(name, one.rule): share(one) for name, (_, share) in _COUNTERS.items()})
     link_bytes.update({"up": one.bytes_up, "down": one.bytes_down})
-    if one.rule == RULES[0]:
-        steps.update(dict(enumerate(one.accepted_per_step)))

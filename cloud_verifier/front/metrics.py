@@ -17,7 +17,7 @@ from cloud_verifier.front.service import VerifierService
 from cloud_verifier.traffic.passage_builder import RecordingCounts
 from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
-from outrider.telemetry.prometheus import counter, gauge, histogram, vllm_speculation
+from outrider.telemetry.prometheus import counter, gauge, histogram
 from outrider.wire.v1 import engine_pb2 as pb
 
 
@@ -61,13 +61,6 @@ class VerifierCollector(Collector):
         by_rule = {"coupled": coupled, "typical": lossy.accepted_by_position}
         by_position = {(str(at), rule): float(n) for rule, counts in by_rule.items() for at, n in enumerate(counts)}
         yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position", "rule")
-        yield from vllm_speculation(
-            self.service.target_name if self.service is not None else "",
-            counters.drafts - lossy.drafts,
-            counters.evaluated - lossy.evaluated,
-            counters.accepted - lossy.accepted,
-            coupled,
-        )
         text = "Nodes of the verifier's own that the target evaluated"
         yield counter(f"{server}_tokens", text, counters.server_evaluated)
         text = "Nodes of the verifier's own that were committed"

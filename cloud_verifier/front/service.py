@@ -126,10 +126,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         message = f"this verifier is still loading: {self._phase}; try again"
         raise Unavailable(message, retry_after_s=RETRY_LOADING_S)
 
-    @property
-    def target_name(self) -> str:
-        return self._ready.target.name
-
     async def admit(self, method: str, metadata: Metadata) -> str | None:
         """Return the tenant of a call with one request, which may describe the target and fetch files; None without
         tickets. Raises Unavailable while the target loads, and what refuses the ticket."""

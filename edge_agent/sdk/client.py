@@ -319,7 +319,6 @@ class AsyncClient:
 
     async def _keep(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         bundle = self._bundle = await load()
-        self.metrics.model = bundle.description.target.name
         self._sessions.drafts = DraftManager(bundle.drafts, without_model(self._draft_options))
         if self.updates is not None:
             self.updates.run(self._sessions.drafts)

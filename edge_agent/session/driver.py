@@ -230,7 +230,7 @@ class SessionDriver:
         self._statistics.evaluated += commit.evaluated
         if delivery.tokens:
             accepted, proposed = sum(delivery.accepted), sum(delivery.proposed)
-            self._statistics.delivered(len(delivery.tokens), accepted, proposed, evaluated=bool(commit.evaluated))
+            self._statistics.delivered(len(delivery.tokens), accepted, proposed)
         if delivery.tokens or delivery.finish:
             self._deliveries.put_nowait(delivery)
         if not self._session.finished:

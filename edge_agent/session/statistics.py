@@ -40,8 +40,6 @@ class Statistics:
     """Draft tokens sent to the verifier."""
     accepted: int = 0
     """Tokens delivered that the target accepted from the draft."""
-    accepted_per_step: list[int] = field(default_factory=list, repr=False)
-    """Index n: commits for which the target evaluated draft tokens and accepted n of them."""
     proposed: int = 0
     """Tokens delivered that the draft had proposed, evaluated by the target or not."""
     unverified: int = 0
@@ -81,11 +79,8 @@ class Statistics:
     def __post_init__(self) -> None:
         self.begun = self.clock()
 
-    def delivered(self, count: int, accepted: int, proposed: int = 0, *, evaluated: bool = False) -> None:
-        """Count the tokens of one commit: all, those accepted from the draft, and those that the draft had proposed.
-
-        evaluated: whether the target evaluated draft tokens for it.
-        """
+    def delivered(self, count: int, accepted: int, proposed: int = 0) -> None:
+        """Count the tokens of one commit: all, those accepted from the draft, and those that the draft had proposed."""
         now = self.clock() - self.begun
         if self.first_token_s is None:
             self.first_token_s, self._first_tokens = now, count
@@ -95,9 +90,6 @@ class Statistics:
         self.accepted += accepted
         self.proposed += proposed
         self.steps += 1
-        if evaluated or accepted:
-            self.accepted_per_step += [0] * (accepted + 1 - len(self.accepted_per_step))
-            self.accepted_per_step[accepted] += 1
 
     def attached(self, address: str) -> None:
         """Count a stream opened to the verifier at this address."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from outrider import __version__
 from outrider.core.histogram import Histogram
 
-Labelled = Mapping[str, float] | Mapping[tuple[str, str], float] | Mapping[tuple[str, str, str], float]
+Labelled = Mapping[str, float] | Mapping[tuple[str, str], float]
 """Label values -> number. They must be few, so no label is text that a client or a tenant has written."""
 
 
@@ -42,26 +42,6 @@ def histogram(
             one.sum,
         )
     return family
-
-
-def vllm_speculation(
-    model: str, drafts: int, draft_tokens: int, accepted_tokens: int, accepted_by_position: Sequence[int]
-) -> Iterator[Metric]:
-    """Yield the counts of speculation under the names and labels that tools made for vLLM look for.
-
-    model: the target's name. drafts: steps of a session that evaluated draft tokens. accepted_by_position: accepted
-    tokens by their position after the last committed one.
-    """
-    labels, of_model = ("model_name", "engine"), (model, "0")
-    for name, text, value in (
-        ("drafts", "Steps of a session that evaluated draft tokens", drafts),
-        ("draft_tokens", "Draft tokens that the target evaluated", draft_tokens),
-        ("accepted_tokens", "Evaluated draft tokens that were accepted", accepted_tokens),
-    ):
-        yield counter(f"vllm:spec_decode_num_{name}", text, {of_model: value}, *labels)
-    text = "Accepted draft tokens by position after the last committed token; the first position is 0"
-    by_position = {(*of_model, str(position)): count for position, count in enumerate(accepted_by_position)}
-    yield counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_position, *labels, "position")
 
 
 def one_of(value: str, states: Iterable[str]) -> dict[str, float]:

@@ -50,15 +50,14 @@ def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -
     assert after['requests_total{finish="length"}'] == 1
 
 
-def test_tokens_of_a_lossy_request_are_counted_apart_and_not_under_vllms_names(clock) -> None:
+def test_tokens_of_a_lossy_request_are_counted_apart(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
     statistics.rule = "typical"
     with metrics.following(statistics, lambda: "length"):
-        statistics.delivered(4, accepted=3, evaluated=True)
+        statistics.delivered(4, accepted=3)
     found = samples(metrics)
     assert (found['tokens_total{rule="typical"}'], found['tokens_total{rule="coupled"}']) == (4, 0)
     assert found['spec_decode_num_accepted_tokens_total{rule="typical"}'] == 3
-    assert not sum(value for name, value in found.items() if name.startswith("vllm:spec_decode_num_accepted"))
     assert "lossy, by the acceptance rule typical" in statistics.summary()
 
 
@@ -88,23 +87,3 @@ def test_a_request_that_fails_is_counted_by_its_error_and_one_that_ends_by_its_r
     found = samples(metrics)
     for finish in ("Overloaded", "InternalError", "stop"):
         assert found[f'requests_total{{finish="{finish}"}}'] == 1
-
-
-def test_speculation_has_the_names_and_labels_that_tools_made_for_vllm_look_for(clock) -> None:
-    metrics, statistics = EdgeMetrics(), Statistics(clock)
-    metrics.model = "demo"
-
-    def counted(name: str, *labels: str) -> float:
-        of = ",".join(('engine="0"', 'model_name="demo"', *labels))
-        return samples(metrics)[f"vllm:spec_decode_num_{name}_total{{{of}}}"]
-
-    with metrics.following(statistics, ended):
-        statistics.delivered(1, accepted=0)
-        for count, accepted in ((4, 3), (1, 0), (2, 1)):
-            statistics.delivered(count, accepted, evaluated=True)
-            statistics.evaluated += 5
-        during = counted("drafts")
-    assert during == counted("drafts") == 3
-    assert (counted("draft_tokens"), counted("accepted_tokens")) == (15, 4)
-    by_position = [counted("accepted_tokens_per_pos", f'position="{position}"') for position in range(32)]
-    assert by_position == [2, 1, 1] + 29 * [0]

@@ -18,13 +18,6 @@ def test_the_rate_does_not_count_what_came_first_however_much_it_was() -> None:
     assert statistics.tokens_per_step == 5.0
 
 
-def test_steps_are_counted_by_the_draft_tokens_that_the_target_accepted_of_those_it_evaluated() -> None:
-    statistics = Statistics(clock=lambda: 1.0)
-    for count, accepted, evaluated in ((1, 0, False), (4, 3, True), (1, 0, True), (2, 1, True), (4, 3, True)):
-        statistics.delivered(count, accepted, evaluated=evaluated)
-    assert statistics.accepted_per_step == [1, 1, 0, 2]
-
-
 def test_what_the_draft_wrote_alone_is_no_token_of_a_step() -> None:
     statistics = Statistics(clock=lambda: 1.0)
     statistics.delivered(5, 4)
