@@ -28,6 +28,8 @@ class TrainingPlan(BaseModel):
     instead of a draft; `base` is then a file of heads, or the target's folder for new ones."""
     dataset: Path
     """A folder that `cloud_verifier.distill.data.dataset.build` wrote."""
+    lora_rank: int = Field(default=0, ge=0, le=1024)
+    """Rank of the LoRA adapters on the layers' matrices (arXiv 2106.09685); 0 trains all weights instead."""
 
     loss: LossKind = "hybrid"
     eta: float = Field(default=1.0, ge=0)
@@ -53,7 +55,7 @@ class TrainingPlan(BaseModel):
     """Last part of the run, from 0 to 1, in which the rate falls linearly to zero."""
     base_share: float = Field(default=0.1, ge=0, lt=1)
     """Weight of the base in the mean of base and trained weights that is the result (arXiv 2109.01903). It undoes much
-    of the forgetting at little cost to what was learnt."""
+    of the forgetting at little cost to what was learnt. LoRA does not use it."""
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_norm: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""

@@ -1,7 +1,8 @@
-"""Load what is trained, and compare it with the target in one forward pass."""
+"""Load what is trained, a draft with LoRA adapters if asked, and compare it with the target in one forward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -15,13 +16,21 @@ from cloud_verifier.distill.training.heads_student import HeadsStudent, load_hea
 from cloud_verifier.distill.training.losses import divergence
 from cloud_verifier.distill.training.plan import TrainingPlan
 
+_LORA_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Matrices that get adapters. The embeddings do not: small drafts tie them to the output, which an adapter would not
+follow."""
+
 
 class Student(nn.Module):
-    """A causal LM that computes its logits at labelled positions only."""
+    """A causal LM that computes its logits at labelled positions only.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    merged: returns the model without the adapters that `model` has, their products added to its weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, merged: Callable[[], PreTrainedModel] | None = None) -> None:
         super().__init__()
         self.model = model
+        self.merged = merged or (lambda: model)
 
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Return KL and overlap, each `[n]`."""
@@ -31,8 +40,22 @@ class Student(nn.Module):
 
 
 def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
-    """Load the plan's base. Raises GgufError, OSError and ValueError."""
-    return Student(load_base(plan.base)) if plan.heads is None else load_heads_student(plan)
+    """Load the plan's base, with LoRA adapters that change nothing yet if the plan asks for them (arXiv 2106.09685).
+
+    Adapters are the same for the same plan, and all other weights are frozen then. Raises GgufError, OSError and
+    ValueError.
+    """
+    if plan.heads is not None:
+        return load_heads_student(plan)
+    model = load_base(plan.base)
+    if not plan.lora_rank:
+        return Student(model)
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(plan.seed)
+    rank, matrices = plan.lora_rank, list(_LORA_MATRICES)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, task_type="CAUSAL_LM")
+    return Student(model, get_peft_model(model, config).merge_and_unload)
 
 
 def load_base(base: Path) -> PreTrainedModel:

@@ -71,7 +71,7 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
     student = load_student(plan)
     base = {name: parameter.detach().clone() for name, parameter in checkpoint.trainable(student).items()}
     checkpoint.restore(folder / "checkpoint" / BEST, plan.digest, student)
-    if not plan.begins_anew:
+    if not plan.begins_anew and not plan.lora_rank:
         with torch.no_grad():
             for name, parameter in checkpoint.trainable(student).items():
                 parameter.lerp_(base[name], plan.base_share)
@@ -79,7 +79,7 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
         _empty(folder / MODEL).mkdir()
         save_heads(folder / MODEL / HEADS, student.heads, student.target)
     else:
-        student.model.save_pretrained(_empty(folder / MODEL))
+        student.merged().save_pretrained(_empty(folder / MODEL))
         AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
     done = {
         "step": progress.step,

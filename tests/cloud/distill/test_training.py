@@ -90,7 +90,7 @@ def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return training.train(run)
 
 
-@pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "loss": "kl"}, {"precision": "bfloat16"}])
 def test_a_run_that_was_stopped_gives_the_bits_of_one_that_was_not(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +117,16 @@ def test_the_result_is_a_mean_of_what_was_learnt_and_what_was_known(tmp_path: Pa
     for name, tensor in mixed.items():
         torch.testing.assert_close(tensor, 0.75 * whole[name] + 0.25 * base[name], msg=name)
     assert not equal(mixed, whole)
+
+
+def test_adapters_are_merged_into_the_layers_and_leave_the_embeddings(tmp_path: Path) -> None:
+    run = trained(tmp_path, lora_rank=4, steps=30, learning_rate=1e-2)
+    base, after = AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict(), weights(run)
+    change = after["model.layers.1.mlp.up_proj.weight"] - base["model.layers.1.mlp.up_proj.weight"]
+    assert torch.linalg.matrix_rank(change, atol=1e-5) == 4
+    assert torch.equal(after["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+    overlap = json.loads((run / "done.json").read_text())["validation_overlap"]
+    assert overlap["best"] > overlap["before"]
 
 
 # --- batches, schedule, measurement
