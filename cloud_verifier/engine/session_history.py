@@ -79,13 +79,11 @@ class SessionHistory:
         self._tokens -= len(committed)
 
 
-def tenant_acceptance(
-    max_tenants: int = 1024, expected: Sequence[Sequence[float]] = EXPECTED
-) -> Callable[[str], NodeAcceptance]:
+def tenant_acceptance(expected: Sequence[Sequence[float]] = EXPECTED) -> Callable[[str], NodeAcceptance]:
     """Return a function that gives each tenant's estimate of node acceptance; that of all tenants is its prior.
 
     A new session of the tenant starts from it, and it learns from the session. The tenant that has begun no session for
     longest is forgotten first. expected: as for NodeAcceptance.
     """
     everyone = NodeAcceptance(expected=expected)
-    return lru_cache(max_tenants)(lambda tenant: NodeAcceptance(everyone, shared=True))
+    return lru_cache(1024)(lambda tenant: NodeAcceptance(everyone, shared=True))

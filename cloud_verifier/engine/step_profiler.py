@@ -127,21 +127,14 @@ class StepProfiler:
         return min(1.0, self._tokens.value / self.step_s * self.node_s) if self.step_s else 0.0
 
 
-def measure_cost(
-    seconds: Callable[[Sequence[int]], float],
-    rows: int = KNOTS[-1],
-    *,
-    limit_s: float = LIMIT_S,
-    sessions: int = SESSIONS,
-    clock: Callable[[], float] = perf_counter,
-) -> StepCost:
-    """Measure steps of up to `rows` rows for at most `limit_s` seconds; the two smallest are always measured.
+def measure_cost(seconds: Callable[[Sequence[int]], float], rows: int, sessions: int = SESSIONS) -> StepCost:
+    """Measure steps of up to `rows` rows for at most LIMIT_S seconds; the two smallest are always measured.
 
     The least of several timings counts: whatever else runs on the machine only adds to it.
     sessions: the most that a step can have. seconds: runs one step over as many sessions, with these rows each, and
     returns how long it took.
     """
-    ends = clock() + limit_s
+    ends = perf_counter() + LIMIT_S
     best: dict[int, float] = {}
     crowd = float("inf")
     knots = [knot for knot in KNOTS if knot <= rows]
@@ -149,7 +142,7 @@ def measure_cost(
         if len(best) >= 2:
             largest = max(best)
             expected = best.get(size, best[largest] * size / largest)  # a new size at the cost per row of the largest
-            if clock() + expected > ends:
+            if perf_counter() + expected > ends:
                 continue  # a smaller size of the next round may still fit
         best[size] = min(best.get(size, float("inf")), seconds([size]))
         if size == SESSIONS <= sessions:

@@ -20,7 +20,7 @@ import grpc
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
-from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.core.text import short_id
 from outrider.telemetry.logs import RepeatedFailure
@@ -75,10 +75,8 @@ class RegistryClient:
     async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
         """Return what a ticket allows here. Raises Unauthenticated, PermissionDenied or Killed.
 
-        Coordinators tell the next key before they sign with it.
+        A key that is unknown here is never asked for: coordinators tell the next one before they sign with it.
         """
-        if not self._public_keys:
-            raise Unauthenticated("this verifier has not yet reached its coordinator and knows no keys; try again")
         claims = ticket.verify(
             ticket_bytes,
             self._public_keys,

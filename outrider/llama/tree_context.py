@@ -16,8 +16,8 @@ from outrider.llama.model import LlamaModel
 
 TIP = 0
 """The handle of the last committed token."""
-_MEASURE_S = 0.3
-"""Seconds that measuring a model's latency may take, beyond the first round."""
+_MEASURE_S, _ROUNDS = 0.3, 5
+"""Seconds that measuring a model's latency may take, beyond the first round, and its most rounds."""
 
 
 class TreeFull(Overloaded):
@@ -63,8 +63,6 @@ class TreeContext(LlamaContext):
         between("n_ctx", n_ctx, 1, model.n_ctx_train)
         between("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         between("batch", batch, max_sequences, 1 << 16)
-        if kv_type not in ("f16", "f32"):
-            raise BadRequest.bound("kv_type", kv_type, "f16 or f32")
         super().__init__(
             model,
             cells=n_ctx,
@@ -286,7 +284,7 @@ class TreeContext(LlamaContext):
             above = handle
 
 
-def measure_widths(context: TreeContext, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
+def measure_widths(context: TreeContext, widths: Sequence[int]) -> dict[int, float]:
     """Return the median seconds of one decode of W new nodes, for every width W; the context is left as it was.
 
     Widths take turns, so that a busy moment spoils none of them alone. No new round begins after _MEASURE_S except the
@@ -302,7 +300,7 @@ def measure_widths(context: TreeContext, widths: Sequence[int], repeats: int = 5
     try:
         _decode_once(context, max(widths))  # the first decode of a context pays for its buffers
         deadline = time.perf_counter() + _MEASURE_S
-        for round_ in range(repeats):
+        for round_ in range(_ROUNDS):
             if round_ and time.perf_counter() >= deadline:
                 break
             for width in samples:

@@ -179,7 +179,7 @@ def verify(
 
     Raises Unauthenticated for a ticket that is not genuine or has expired, PermissionDenied for another verifier's.
     """
-    key_id, jwt = ticket_key_id(ticket), _library("jwt")
+    key_id, jwt = _key_id(ticket), _library("jwt")
     if key_id not in public_keys:
         raise Unauthenticated(
             f"the ticket is signed with key {key_id!r}, which is unknown here; open a new session, and if this repeats,"
@@ -221,7 +221,7 @@ def key_id_of(public_key: bytes) -> str:
     return hashlib.sha256(public_key).hexdigest()[:16]
 
 
-def ticket_key_id(ticket: bytes) -> str:
+def _key_id(ticket: bytes) -> str:
     """Return the id of the key that a ticket names, without checking anything. Raises Unauthenticated."""
     if not ticket:
         raise Unauthenticated("no ticket; open a session at the coordinator first")
