@@ -328,18 +328,18 @@ class ChatCompletionRequest(RequestBody):
 
     def _check_tools(self) -> None:
         """Raise ApiError for tools that are no functions or share a name, and for a choice that is none of them."""
-        names = set[str]()
+        names: list[object] = []  # `tool_choice` may name a value that has no hash
         for i, tool in enumerate(self.tools or ()):
-            field = f"tools[{i}].function"
             if tool.type != "function":
                 raise unsupported(f"tools[{i}].type", f" unless it is 'function'; it is {tool.type[:40]!r}")
             if tool.function is None:
-                raise invalid_value("tools", f"{field} is missing")
+                raise invalid_value("tools", f"tools[{i}].function is missing")
             if tool.function.name in names:
-                raise invalid_value("tools", f"{field}.name is {tool.function.name!r}, as another tool's is")
-            names.add(tool.function.name)
+                raise invalid_value("tools", f"tools has two functions with the name {tool.function.name!r}")
+            names.append(tool.function.name)
             if (kind := (tool.function.parameters or {}).get("type", "object")) != "object":
-                raise invalid_value("tools", f"{field}.parameters.type is {str(kind)[:40]!r}, must be 'object'")
+                wrong = f"the type of {tool.function.name}'s parameters is {str(kind)[:40]!r}, must be 'object'"
+                raise invalid_value("tools", wrong)
         choice = self.tool_choice
         if isinstance(choice, dict):
             function = choice.get("function")

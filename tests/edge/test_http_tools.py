@@ -160,13 +160,14 @@ async def test_a_template_that_knows_no_tools_is_told_in_words(says: Says) -> No
 async def test_what_is_beyond_the_bounds_is_refused_by_name(url: str) -> None:
     call = {"function": {"name": "f", "arguments": "[" * 40 + "]" * 40}}
     cases: list[tuple[dict[str, Any], str, str]] = [
-        ({"tools": [tool()] * 2}, "tools", "as another"),
+        ({"tools": [tool()] * 2}, "tools", "two functions"),
         ({"tools": [tool(name=f"f{i}") for i in range(129)]}, "tools", "at most 128"),
         ({"tools": [tool(name="a b")]}, "tools", "tools[0].function.name"),
         ({"tools": [tool(parameters=schema(40))]}, "tools", "levels"),
         ({"tools": [tool(parameters={"x": "y" * 70_000})]}, "tools", "bytes"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool()]}, "tool_choice", "'g'"),
+        ({"tool_choice": {"type": "function", "function": {"name": []}}, "tools": [tool()]}, "tool_choice", "'[]'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "an object with a schema"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "the target has no token that ends a sequence"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "a list of texts, at least one"),
