@@ -262,8 +262,8 @@ def _without_passwords(text: str) -> str:
 
 
 def _shortened(value: Any) -> str:
-    said = repr(value)
-    return _without_passwords(said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}...")
+    said = _without_passwords(repr(value))
+    return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}..."
 
 
 # --- flags
