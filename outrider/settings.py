@@ -38,7 +38,7 @@ _ANYTHING = "."
 """The value of a required setting that is missing, so that the others can be checked against one another."""
 _DEST = "setting:"
 """The prefix of settings in a namespace, which holds other options of the same names."""
-_PASSWORD = re.compile(r"(://[^/@\s]*:)[^@/\s]*@")
+_PASSWORD = re.compile(r"""(://[^/@\s]*:)[^@\s"]*@""")
 _UNITS = {"_ms": "MS", "_s": "SECONDS", "_minutes": "MINUTES", "_days": "DAYS", "_bytes": "BYTES"}
 _RATE = "_per_s"
 _TYPES = {int: "N", float: "X", Path: "PATH", dict: "JSON", tuple: "JSON"}

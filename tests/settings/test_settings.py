@@ -114,7 +114,7 @@ def test_certificates_that_nobody_would_ask_for_or_show_are_refused(cls: type, s
 @pytest.mark.parametrize("keys", [f'["{SECRET}"]', SECRET, f'{{"a": ["{SECRET}"]}}'])
 def test_no_complaint_repeats_a_secret(tmp_path: Path, monkeypatch, keys: str) -> None:
     monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", keys)
-    url = f"redis://me:{SECRET * 20}@host"
+    url = f"redis://me:{SECRET * 10}/{SECRET * 10}@host"
     wrong = {"admin_tokn": SECRET, "join_token": [SECRET], "report_interval_ms": url}
     said = "".join(refusal(CoordinatorConfig, {"redis": url}, toml(tmp_path / "o.toml", coordinator=wrong)))
     assert SECRET not in said and "redis://me:********@host" in said and "join_token" in said
