@@ -28,8 +28,8 @@ MAX_REFUSED = 32
 """Refusals that are remembered, the latest."""
 MAX_REASON = 400
 _STATE, _BAD, _LOCK, _TARGET = "state.json", "state.json.bad", "lock", "target"
-_MAX_STATE = 65_536
-"""Bytes: 32 refusals with their reasons are far below it."""
+_MAX_STATE = 1 << 18
+"""Bytes: 32 refusals are below it, whatever their reasons are made of."""
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Version = Annotated[int, Field(ge=0, lt=1 << 64)]

@@ -53,14 +53,15 @@ def test_canaries_one_after_another_keep_the_stable_release_to_come_back_to() ->
     assert back.current == installed(1) and back.last_good is None
 
 
-def test_what_was_refused_is_remembered_up_to_a_number_and_may_be_forgotten() -> None:
+def test_what_was_refused_is_remembered_up_to_a_number_and_may_be_forgotten(tmp_path: Path) -> None:
     state = ReleaseState()
     for version in range(1, MAX_REFUSED + 10):
-        state = state.take(installed(version)).refuse(installed(version), "unusable", "x" * 1000, 1.0)
+        state = state.take(installed(version)).refuse(installed(version), "unusable", "\x1b" * 1000, 1.0)
     refusal = state.refusal(installed(MAX_REFUSED + 9).manifest)
     assert refusal is not None and len(refusal.reason) == MAX_REASON and state.current is None
     assert len(state.refused) == MAX_REFUSED and state.refusal(installed(1).manifest) is None
-    assert state.forgotten().refused == ()
+    (tmp_path / "state.json").write_text(state.model_dump_json(indent=1))
+    assert read(tmp_path, keep=True) == state and state.forgotten().refused == ()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "canary", "fail", "drop"]), st.integers(1, 6)), max_size=20))
@@ -106,7 +107,7 @@ def test_one_process_keeps_the_folder_and_others_read_what_it_wrote(tmp_path: Pa
         b'{"format": 2}',
         b'{"format": 1, "device_id": "../../etc"}',
         b'{"format": 1, "current": {"digest": "x", "version": 1, "canary": false, "manifest": "y"}}',
-        b" " * 70_000,
+        b" " * 300_000,
     ],
 )
 def test_a_state_that_makes_no_sense_is_said_put_aside_and_begun_anew(
