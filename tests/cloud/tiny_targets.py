@@ -32,31 +32,17 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
-FEW = "few"
-"""A Llama of five tokens: all sequences of three can be counted."""
 TINY: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(**SHAPE),
-    "qwen2": transformers.Qwen2Config(**SHAPE),
     "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=11),
     "gemma2": transformers.Gemma2Config(
         **SHAPE, head_dim=12, sliding_window=9, attn_logit_softcapping=5.0, query_pre_attn_scalar=12
     ),
-    "gemma3": transformers.Gemma3TextConfig(
-        **{**SHAPE, "num_hidden_layers": 3},
-        head_dim=12,
-        sliding_window=9,
-        query_pre_attn_scalar=12,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-    ),
     "gpt_neox": transformers.GPTNeoXConfig(
         **{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"},
         rotary_pct=0.5,
         use_parallel_residual=True,
-    ),
-    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": transformers.Qwen3MoeConfig(
-        **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
     ),
     "gpt_oss": transformers.GptOssConfig(
         **SHAPE, head_dim=16, sliding_window=9, num_local_experts=4, num_experts_per_tok=2
@@ -64,7 +50,6 @@ TINY: dict[str, transformers.PretrainedConfig] = {
     "gpt2": transformers.GPT2Config(
         n_embd=48, n_layer=2, n_head=4, n_positions=256, vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS
     ),
-    FEW: transformers.LlamaConfig(**{**SHAPE, "vocab_size": 5, "eos_token_id": 4}),
 }
 
 

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from even_allocation import evenly
-from tiny_targets import EOS, SHAPE, VOCAB
+from tiny_targets import EOS, VOCAB
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Event, Failed
 from cloud_verifier.engine.row_allocation import AllocationPolicy
-from cloud_verifier.engine.server_draft.head_models import Heads, HeadsShape, new_heads
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import OutriderError
@@ -111,17 +109,6 @@ def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24
     salt = options.pop("salt", "")
     device = DeviceSession(prompt, sampling=sampling, max_tokens=max_tokens, eos_token_ids=(EOS,), **options)
     return Client(device, draft, salt=salt)
-
-
-def random_heads(kind: str) -> Heads:
-    """Return heads of depth 3 for a tiny target. kind: `medusa` or `eagle`."""
-    heads = new_heads(HeadsShape.model_validate({"kind": kind, "hidden": SHAPE["hidden_size"], "depth": 3}))
-    if kind == "eagle":
-        # Untrained, it knows nothing; its own states as they are make its proposals the target's last token, often.
-        with torch.no_grad():
-            for parameter in heads.parameters():
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
-    return heads.eval()
 
 
 def engine_over(model: TargetModel, config: EngineConfig | None = None) -> Engine:

@@ -72,21 +72,6 @@ def test_a_device_that_missed_the_last_commit_gets_the_end_again(llama: TargetMo
     assert one.device.received == expected
 
 
-def test_committed_tokens_that_were_never_delivered_survive_a_disconnect(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    one, expected = running(rig, reference)
-    received = len(one.device.received)
-    rig.clock.now += 1.0
-    assert rig.engine.step()
-    rig.engine.stop("s")
-    rig.attach("s", one)
-    (event, *_) = rig.turn()
-    assert isinstance(event, Committed)
-    assert (event.commit.start, event.commit.tokens[0]) == (received, expected[received])
-    rig.run()
-    assert one.device.received == expected
-
-
 class CorruptedForward:
     """Stand in for a model's forward pass and corrupt chosen steps."""
 
@@ -140,19 +125,6 @@ def test_a_device_that_has_failed_ends_the_engine_and_blames_no_session(
 
 SLOW = {1: 1.0}
 """Seconds of a step so long that a wait of a few milliseconds pays."""
-
-
-def test_a_session_waits_for_nodes_until_its_deadline_but_not_before_its_last_token(llama: TargetModel) -> None:
-    rig = Rig(llama, cost=StepCost(SLOW))
-    rig.engine.start("s", attach_of([1, 2], max_tokens=3, ignore_eos=True), LIMITS, DIRECTIVE)
-    assert [len(event.commit.tokens) for event in rig.engine.step() if isinstance(event, Committed)] == [1]
-    assert rig.engine.next_deadline() == rig.clock.now + 0.005
-    assert rig.engine.step() == []
-    rig.clock.now += 0.005
-    assert len(rig.engine.step()) == 1
-    assert rig.engine.next_deadline() is not None
-    assert len(rig.engine.step()) == 1
-    assert rig.engine.next_deadline() is None
 
 
 def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_evaluated(llama: TargetModel) -> None:
