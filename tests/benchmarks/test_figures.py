@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
-from benchmarks.page import page
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
 from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.stepped_engine import RATE, ScriptedDevice
 from benchmarks.support.target_reference import Reference
-from benchmarks.support.users import Played, Text, repetitive
+from benchmarks.support.users import Played, Text
 from outrider.core.addresses import split_address
 from outrider.core.coupling import position_key, session_key
 from outrider.core.sampling import SamplingParams
@@ -58,17 +56,6 @@ def test_a_text_differs_where_it_says_something_else_and_not_where_it_was_cut(
     reference = Played((text(0, 7, (1.0, 2.0, 3.0), "abc"),), busy=0.0)
     delivered = tuple(float(number) for number in range(len(tokens)))
     assert Played((text(1, 7, delivered, tokens, whole=whole),), busy=0.0).differing(reference) == differing
-
-
-def test_a_whole_text_that_ends_too_early_differs() -> None:
-    reference = Played((text(0, 7, (1.0, 2.0, 3.0), "abc"),), busy=0.0)
-    assert Played((text(1, 7, (1.0, 2.0), "ab"),), busy=0.0).differing(reference) == 1
-
-
-def test_a_text_is_repetitive_if_many_of_its_4_grams_came_before() -> None:
-    assert repetitive([1, 2, 3, 4] * 5)
-    assert not repetitive(list(range(20)))
-    assert not repetitive([])
 
 
 def test_users_at_a_rate_lie_between_the_rows() -> None:
@@ -150,23 +137,6 @@ def test_no_choice_of_lengths_exceeds_the_bound() -> None:
             assert speeds.sum() <= 1.001 * bound
     assert fair > 10
     assert bound > undrafted.sum()
-
-
-def test_the_page_names_every_benchmark_and_has_the_figures_of_a_result() -> None:
-    result = {
-        "setting": "Two prompts.",
-        "table": [{"rtt_ms": 1.0, "speed_up": 2.5}, {"rtt_ms": 50.0, "http": None}],
-        "beside": [{"engine": "vLLM"}],
-        "machine": {"cpu": "a CPU", "cores": 2},
-        "date": "2026-11-29",
-        "commit": "0123abcd",
-    }
-    written = page({name: docstring(name) for name in NAMES}, {"latency": result})
-    assert all(f"## {name}" in written and f"`python -m benchmarks.{name}`" in written for name in NAMES)
-    assert "| rtt ms | speed up | http |" in written and "| 50.0 | - | - |" in written and "| vLLM |" in written
-    said = written.replace("\n", " ")
-    assert "Two prompts." in said and "2026-11-29, commit 0123abcd, 2 cores of a CPU." in said
-    assert len(written.splitlines()) <= 200
 
 
 async def test_a_link_delays_each_way_and_holds_a_slow_line_to_its_bandwidth() -> None:

@@ -143,19 +143,6 @@ async def test_while_the_coordinator_is_away_nothing_counts_as_a_failure(world: 
     assert world.releases.states == {1: CANARY}
 
 
-async def test_a_coordinator_that_lost_its_data_gets_the_canary_again(world: World) -> None:
-    world.traffic(1_000)
-    loop = await until_idle(world.loop())
-    world.releases.known.clear()
-    await until_idle(loop)
-    assert world.releases.states == {1: CANARY}
-    world.releases.decide_all(STABLE)
-    await until_idle(loop)
-    world.releases.known.clear()
-    await until_idle(world.loop())
-    assert world.releases.states == {1: STABLE}
-
-
 async def test_a_dataset_goes_with_its_run_and_old_runs_go_in_time(world: World) -> None:
     world.settings["keep_runs"] = 2
     loop = world.loop()

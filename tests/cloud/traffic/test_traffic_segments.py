@@ -6,12 +6,10 @@ import dataclasses
 import itertools
 import logging
 import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -68,15 +66,6 @@ def test_what_was_written_comes_back_and_nothing_is_lost(written: list[Passage],
         got = read(place, since)
         assert len(got) == len(expected)
         assert all(any(same(one, other) for other in got) for one in expected)
-
-
-def test_passages_without_distributions_are_complete_otherwise(tmp_path: Path) -> None:
-    written = [passage(5, prompt=np.arange(9, dtype=np.int32)), passage(0, session_id="none")]
-    write(tmp_path, written)
-    got = {one.session_id: one for one in SegmentLog(str(tmp_path)).read(0.0, NOW, whole=False)}
-    for one in written:
-        none = {"top_ids": one.top_ids[:, :0], "top_log_probs": one.top_log_probs[:, :0]}
-        assert same(got[one.session_id], dataclasses.replace(one, tail=np.zeros_like(one.tail), **none))
 
 
 def test_small_segments_of_a_process_become_one_also_under_a_reader(tmp_path: Path) -> None:
@@ -180,19 +169,6 @@ def test_what_cannot_be_read_is_left_out_with_one_warning_and_deleted_once_it_ex
     assert not foreign.exists()
 
 
-def test_a_damaged_byte_never_comes_out_as_a_token(tmp_path: Path) -> None:
-    genuine = passage(200, top=8)
-    write(tmp_path, [genuine])
-    [path] = files(tmp_path)
-    data = path.read_bytes()
-    rng = random.Random(1)
-    for at in rng.sample(range(len(data)), 60):
-        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
-        for got in read(tmp_path):
-            assert (got.tokens == genuine.tokens).all()
-            assert (got.top_ids == genuine.top_ids).all()
-
-
 def test_expired_rows_never_come_out_and_are_deleted_for_good(tmp_path: Path) -> None:
     short, long = passage(expires_unix=NOW + 10), passage(session_id="t", expires_unix=NOW + 100)
     write(tmp_path, [short, long], [short.cut(1, 2)])
@@ -212,16 +188,6 @@ def test_all_of_a_tenant_can_be_deleted_and_of_no_other(tmp_path: Path) -> None:
     write(tmp_path, [kept[0], gone, kept[1]], [gone], kept)
     assert SegmentLog(str(tmp_path)).forget("gone") == 2
     assert sorted(one.session_id for one in read(tmp_path)) == ["a", "a", "z", "z"]
-
-
-def test_the_oldest_make_room(tmp_path: Path) -> None:
-    written = seconds(6)
-    write(tmp_path, *([one] for one in written))
-    sizes = [path.stat().st_size for path in files(tmp_path)]
-    log = SegmentLog(str(tmp_path))
-    assert log.shrink(sum(sizes)) == 0
-    assert log.shrink(sum(sizes[3:])) == 3
-    assert contents(read(tmp_path)) == contents(written[3:])
 
 
 def test_a_verifiers_recorder_writes_to_the_configured_place_and_tidies_it(tmp_path: Path) -> None:
