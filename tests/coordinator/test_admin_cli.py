@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 
 import pytest
@@ -144,12 +143,3 @@ async def test_watching_shows_what_has_changed_and_ends_well_with_ctrl_c(busy):
         process.send_signal(2)
         await process.stdout.read()
         assert await process.wait() == 0
-
-
-async def test_a_reader_that_has_enough_ends_it_without_a_traceback(busy):
-    line = " ".join(command(busy, "status", "--watch", "0.1"))
-    ran = await asyncio.to_thread(
-        subprocess.run, ["bash", "-c", f"{line} | head -1"], capture_output=True, text=True, timeout=30
-    )
-    assert "up" in ran.stdout
-    assert ran.stderr == ""

@@ -152,10 +152,6 @@ async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> 
         assert float(await store.hget(KEY, "nodes_per_level")) == 1.5
 
 
-def test_the_parts_of_a_workload_key_cannot_be_exchanged_for_one_another() -> None:
-    assert keys.prior(WorkloadKey("t", "d", "", "w")) != keys.prior(WorkloadKey("t", "", "d", "w"))
-
-
 # --- what it is good for
 
 

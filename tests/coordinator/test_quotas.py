@@ -76,13 +76,6 @@ async def tenants(start, redis, monkeypatch) -> Tenants:
     return Tenants(coordinator, redis)
 
 
-async def test_a_tenant_may_have_every_place_while_nobody_waits(tenants, refused):
-    for _ in range(4):
-        await tenants.open("acme")
-    error = await refused(tenants.open("acme"))
-    assert "full" in str(error)
-
-
 async def test_a_place_that_is_freed_goes_to_the_tenant_that_waits_and_not_to_the_one_that_floods(tenants, refused):
     taken = [await tenants.open("acme") for _ in range(4)]
     assert isinstance(await refused(tenants.open("bobs")), Overloaded)
@@ -153,20 +146,6 @@ async def test_a_burst_beyond_the_rate_is_refused_until_the_time_that_is_named(t
     assert isinstance(await refused(tenants.open("acme")), Overloaded)
 
 
-async def test_no_session_is_opened_while_the_average_of_tokens_is_above_its_limit(tenants, refused):
-    await tenants.limit("acme", tokens_per_minute=100)
-    live = await tenants.open("acme")
-    report = [SessionTelemetry(session_id=live.session_id, tenant="acme")]
-    for tokens in (60, 240):
-        assert (await tenants.coordinator.registry.Report(report_of({"acme": tokens}, report))).known
-    error = await refused(tenants.open("acme"))
-    assert "tenant acme has had more than its 100 tokens per minute generated" in str(error)
-    assert 100.0 < error.retry_after_s < 122.0
-    await tenants.open("bobs")
-    tenants.pass_time("acme", error.retry_after_s + 0.01)
-    await tenants.open("acme")
-
-
 async def test_verifiers_are_told_who_has_used_its_tokens_up_until_it_has_not(tenants):
     await tenants.coordinator.join("v2")
     await tenants.limit("acme", tokens_per_minute=100)
@@ -229,19 +208,6 @@ async def test_tokens_keep_a_tenant_out_for_an_hour_at_most(tenants, refused):
 @pytest.mark.parametrize("tokens", [{"a b": 1}, {"": 1}, {"acme": 2**41}])
 async def test_tokens_out_of_bounds_are_refused(tenants, refused, tokens):
     assert isinstance(await refused(tenants.coordinator.registry.Report(report_of(tokens))), BadRequest)
-
-
-async def test_a_tenant_has_no_more_places_than_its_limit(tenants, refused):
-    await tenants.limit("acme", max_places=2)
-    opened = [await tenants.open("acme") for _ in range(2)]
-    error = await refused(tenants.open("acme"))
-    assert isinstance(error, Overloaded)
-    assert "all the 2 places" in str(error)
-    assert error.retry_after_s == 1.0
-    await tenants.close("acme", opened[0])
-    await tenants.open("acme")
-    for _ in range(2):
-        await tenants.open("bobs")  # nobody waits: acme is not kept out by others
 
 
 async def test_a_killed_session_gives_its_tenants_place_back(tenants, refused):

@@ -86,27 +86,3 @@ async def test_going_back_with_another_key_than_devices_know_is_refused(outrider
     assert (code, out) == (2, "")
     assert f"signed with {SIGNER.key_id}" in err
     assert await states(coordinator) == {1: SUPERSEDED, 2: STABLE}
-
-
-async def test_what_is_wrong_is_reported_in_one_line(outrider, coordinator, tmp_path, key) -> None:
-    await publish(coordinator, signed(2))
-    old, junk = tmp_path / "old", tmp_path / "junk"
-    old.write_bytes(signed(1, Signer.generate()))
-    key_file(junk, b"junk")
-    shared = key_file(tmp_path / "shared.pem", SIGNER.pem())
-    shared.chmod(0o640)
-    for arguments, complaint in (
-        (("publish", old), "not above 2"),
-        (("publish", junk), "manifest"),
-        (("publish", tmp_path / "absent"), "cannot be read"),
-        (("show", "abcdef"), "no release 'abcdef'"),
-        (("promote", "Z"), "hex digits"),
-        (("rollback", name_of(2)[:12], "--key", junk), "PEM"),
-        (("rollback", name_of(2)[:12], "--key", shared), "chmod 600"),
-    ):
-        code, out, err = await outrider(*arguments)
-        assert code == (3 if arguments[0] == "show" else 2)
-        assert out == ""
-        [line] = err.splitlines()
-        assert line.startswith("outrider: ")
-        assert complaint in line

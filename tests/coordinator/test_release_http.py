@@ -125,12 +125,3 @@ async def test_where_callers_need_a_certificate_drafts_are_served_to_those_that_
             await asyncio.to_thread(_ask, base, "GET", path, {}, context)
         context.load_cert_chain(client.cert, client.key)
         assert (await asyncio.to_thread(_ask, base, "GET", path, {}, context))[2] == CONTENT
-
-
-async def test_with_the_coordinators_certificate_it_speaks_tls(folder, tmp_path) -> None:
-    tls = self_signed(tmp_path)
-    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0", tls=tls) as base:
-        assert base.startswith("https://")
-        context = ssl.create_default_context(cafile=tls.cert)
-        status, _, body = await asyncio.to_thread(_ask, base, "GET", f"/artifacts/{DIGEST}", {}, context)
-        assert (status, body) == (200, CONTENT)

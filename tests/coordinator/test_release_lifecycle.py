@@ -77,18 +77,6 @@ def test_what_comes_during_a_trial_waits_and_the_newest_goes_next() -> None:
     )
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_version_that_is_not_above_the_newest_is_refused_and_the_next_one_named(version: int) -> None:
-    track = published(3, track=STABLE_1)
-    with pytest.raises(BadRequest, match=r"not above 3.*version 4"):
-        lifecycle.publish(track, replace(release(version), manifest=b"another"), 1.0, SHARE)
-
-
-def test_the_same_manifest_again_changes_nothing_even_when_it_was_rolled_back() -> None:
-    track = settled(published(2, track=STABLE_1), ROLLED_BACK)
-    assert lifecycle.publish(track, release(2), 9.0, SHARE) is track
-
-
 def test_the_stable_file_signed_again_is_stable_at_once_and_ends_the_trial_of_an_older_version() -> None:
     track = lifecycle.publish(published(2, track=STABLE_1), release(3, file=1), 1.0, SHARE)
     assert states(track) == {1: SUPERSEDED, 2: ROLLED_BACK, 3: STABLE}
@@ -113,12 +101,6 @@ def canary(**changes: object) -> ReleaseTrack:
 
 
 BETTER, WORSE = CanaryEvidence(log_better=LOG_THRESHOLD), CanaryEvidence(log_worse=LOG_THRESHOLD)
-
-
-def test_evidence_decides_as_soon_as_there_is_enough() -> None:
-    assert lifecycle.judge(canary(), BETTER, *POLICY, 1.0)[0] is STABLE
-    assert lifecycle.judge(canary(), WORSE, *POLICY, 1.0)[0] is ROLLED_BACK
-    assert lifecycle.judge(canary(), CanaryEvidence(log_better=4.6, log_worse=4.6), *POLICY, 1.0) is None
 
 
 def test_a_trial_without_evidence_ends_with_its_window() -> None:
@@ -163,19 +145,6 @@ def test_promoting_goes_from_candidate_to_canary_to_stable() -> None:
     track = steered(track, 2, ReleaseAction.PROMOTE)
     assert states(track) == {1: SUPERSEDED, 2: STABLE}
     assert steered(track, 2, ReleaseAction.PROMOTE) is track
-
-
-def test_there_is_one_trial_at_a_time_for_operators_too() -> None:
-    with pytest.raises(BadRequest, match="one trial at a time"):
-        steered(published(2, 3, track=STABLE_1), 3, ReleaseAction.PROMOTE)
-
-
-def test_rolling_back_a_canary_sends_devices_back_and_can_be_said_twice() -> None:
-    track = steered(canary(), 2, ReleaseAction.ROLL_BACK)
-    assert (track.canary, track.stable.version) == (None, 1)
-    assert steered(track, 2, ReleaseAction.ROLL_BACK) is track
-    with pytest.raises(BadRequest, match=r"rolled back.*publish its file as version 3"):
-        steered(track, 2, ReleaseAction.PROMOTE)
 
 
 def test_nothing_goes_on_trial_against_a_pinned_stable_release_until_it_is_unpinned() -> None:

@@ -70,10 +70,6 @@ async def test_a_session_with_a_lossy_rule_gives_no_sample(sessions) -> None:
     assert await sessions.report(400, 390, lossy=True) == 0
 
 
-async def test_the_same_report_again_adds_nothing(sessions) -> None:
-    assert [await sessions.report(40, 25) for _ in range(3)] == [1, 0, 0]
-
-
 async def test_samples_are_summed_up_by_tenant_and_side(sessions, releases) -> None:
     await sessions.report(40, 25)
     await sessions.report(40, 10, OLD, session_id="t", tenant="bobs")

@@ -48,14 +48,6 @@ async def cluster(start):
     return one, two
 
 
-async def test_a_created_key_opens_sessions_of_its_tenant_at_every_coordinator(cluster):
-    one, _ = cluster
-    made = await create(one, "acme")
-    assert made.tenant.name == "acme"
-    for coordinator in cluster:
-        assert coordinator.read((await open_as(coordinator, made.key)).primary).tenant == "acme"
-
-
 async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_its_tickets_are_revoked(cluster, refused):
     one, two = cluster
     key = (await create(one, "acme")).key

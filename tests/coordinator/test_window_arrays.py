@@ -1,6 +1,8 @@
-"""Test that many histories replayed as arrays are as fast as each of them replayed by itself."""
+"""Test that many histories replayed as arrays are as fast as each of them replayed by a model of the protocol."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
@@ -66,3 +68,29 @@ def test_histories_that_are_walked_in_tables_are_as_fast_as_replayed(
         for j, k in enumerate(controller.K):
             speed = replayed(history, one_rtt, one_draft, k, min(k + levels_ahead, deep))
             assert (steps[i, j], levels[i, j]) == (speed.steps, speed.nodes)
+
+
+STEP_S = 0.030
+
+
+def flat(nodes: int) -> float:
+    return STEP_S + 0.00005 * nodes
+
+
+def drawn(hit: float, caught: float, count: int, seed: int = 1) -> bytes:
+    """Draw independent outcomes: `caught` of the first proposal's misses are a sibling's hits."""
+    rng = random.Random(seed)
+    return bytes(HIT if rng.random() < hit else SIBLING if rng.random() < caught else MISS for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "over_streaming", "tokens_per_step"),
+    # An event simulation of the whole protocol: matches of 0.8, siblings that catch half of the misses, 2 ms a level.
+    [(1, 2.88, 2.94), (20, 2.51, 2.54), (50, 1.92, 1.93), (100, 1.50, 1.50), (200, 1.17, 1.17)],
+)
+def test_it_agrees_with_an_event_simulation_of_the_protocol(
+    rtt_ms: int, over_streaming: float, tokens_per_step: float
+) -> None:
+    speed = replay(drawn(0.8, 0.5, 20_000), LinkTiming(rtt_ms / 1e3, 0.002, flat), Window(24, 24, nodes_per_level=2.0))
+    assert speed.tokens_per_s * STEP_S == pytest.approx(over_streaming, rel=0.025)
+    assert speed.tokens_per_step == pytest.approx(tokens_per_step, rel=0.025)

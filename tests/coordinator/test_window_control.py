@@ -242,22 +242,6 @@ async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(
     assert not answer.directives
 
 
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [
-        ({"acceptance_history": bytes(2000)}, "bytes of sessions.acceptance_history is 2000"),
-        ({"acceptance_history": b"\x07"}, "a byte of sessions.acceptance_history is 7"),
-        ({"draft_ms": -1.0}, "sessions.draft_ms"),
-        ({"nodes_per_level": float("nan")}, "sessions.nodes_per_level is nan"),
-    ],
-)
-async def test_what_cannot_be_measured_is_refused(coordinator, refused, bad, says) -> None:
-    await coordinator.join("v1")
-    error = await refused(coordinator.report("v1", [report("s", **bad)], **REPORTED))
-    assert isinstance(error, BadRequest)
-    assert says in str(error)
-
-
 async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id

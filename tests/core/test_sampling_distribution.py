@@ -2,7 +2,7 @@
 
 A vocabulary of five, three positions: 125 sequences, each with a known probability. The device proposes, per node, the
 children that maximise log q + g; the verifier verifies with its own argmax of log p + g, and steps again from where it
-stopped until three tokens are committed. The same test must reject rules that only look alike.
+stopped until three tokens are committed.
 """
 
 from __future__ import annotations
@@ -85,39 +85,6 @@ class Session:
         return self.draft[prefix][self.seed][:CHILDREN]
 
 
-Rule = Callable[[Session, Prefix, list[int]], int]
-"""(session, prefix, proposed children) -> the token that verification takes"""
-
-
-def coupled(session: Session, prefix: Prefix, children: list[int]) -> int:
-    return session.token(prefix)
-
-
-def likely_child(session: Session, prefix: Prefix, children: list[int]) -> int:
-    """Accept a child, wrongly, because the target finds it likely enough, not because it equals its token."""
-    good = [token for token in children if TARGET[prefix][token] > np.log(0.25)]
-    return good[0] if good else session.token(prefix)
-
-
-def best_child(session: Session, prefix: Prefix, children: list[int]) -> int:
-    """Take the argmax, wrongly, among the proposed children if there are any."""
-    order = session.target[prefix][session.seed]
-    possible = [token for token in children if np.isfinite(TARGET[prefix][token])]
-    return min(possible or order, key=order.index)
-
-
-def fresh_residual(session: Session, prefix: Prefix, children: list[int]) -> int:
-    """Draw, wrongly, with new noise and without the children after a rejection."""
-    token = session.token(prefix)
-    if token in children or not children:
-        return token
-    log_p = TARGET[prefix].copy()
-    log_p[children] = -np.inf
-    if np.isinf(log_p).all():
-        return token
-    return int(np.argmax(log_p + np.random.default_rng([9, session.seed, *prefix]).gumbel(size=VOCABULARY)))
-
-
 def tree(session: Session, committed: Prefix) -> TreeBatch:
     """Return two children per node, as deep as the sequence goes."""
     parents: list[int] = []
@@ -135,25 +102,22 @@ def tree(session: Session, committed: Prefix) -> TreeBatch:
     return TreeBatch(tuple(range(1, len(tokens) + 1)), tuple(parents), tuple(tokens), tuple(depths), len(committed))
 
 
-def generate(session: Session, rule: Rule) -> Prefix:
+def generate(session: Session) -> Prefix:
     committed: Prefix = ()
     while len(committed) < LENGTH:
         batch, start = tree(session, committed), committed
-        below: dict[int, list[int]] = {}
-        for parent, token in zip(batch.parents, batch.tokens, strict=True):
-            below.setdefault(parent, []).append(token)
 
-        def target_token(row: int, path: list[int], start: Prefix = start, below: dict = below) -> int:
-            return rule(session, (*start, *path), below.get(row, []))
+        def target_token(row: int, path: list[int], start: Prefix = start) -> int:
+            return session.token((*start, *path))
 
         verified = verify(batch, target_token, lambda token, position: position + 1 >= LENGTH)
         committed = (*committed, *verified.tokens)
     return committed
 
 
-def sequences(draft: Table, rule: Rule, g: np.ndarray) -> list[Prefix]:
+def sequences(draft: Table, g: np.ndarray) -> list[Prefix]:
     target, draft_order = ranked(TARGET, g), ranked(draft, g)
-    return [generate(Session(seed, target, draft_order), rule) for seed in range(len(g))]
+    return [generate(Session(seed, target, draft_order)) for seed in range(len(g))]
 
 
 JOINT = chi_square.joint(lambda prefix: np.exp(TARGET[prefix]), LENGTH)
@@ -165,7 +129,7 @@ def p_value(drawn: list[Prefix]) -> float:
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_committed_tokens_have_the_targets_joint_distribution(name: str) -> None:
-    assert p_value(sequences(DRAFTS[name], coupled, noise())) > 1e-3
+    assert p_value(sequences(DRAFTS[name], noise())) > 1e-3
 
 
 def test_every_draft_leads_to_the_very_same_tokens() -> None:
@@ -178,19 +142,4 @@ def test_every_draft_leads_to_the_very_same_tokens() -> None:
             whole = (*whole, plain[whole][seed][0])
         alone.append(whole)
     for name, draft in DRAFTS.items():
-        assert sequences(draft, coupled, g) == alone, name
-
-
-@pytest.mark.parametrize("rule", [likely_child, best_child, fresh_residual], ids=lambda rule: rule.__name__)
-def test_a_rule_that_is_not_accept_iff_equal_is_rejected(rule: Rule) -> None:
-    assert p_value(sequences(DRAFTS["an unrelated draft"], rule, noise())) < 1e-6
-
-
-def test_the_first_child_matches_at_least_as_often_as_the_coupling_promises() -> None:
-    """The bound is P(match) >= (1 - TV) / (1 + TV), arXiv 2408.07978."""
-    g = noise()
-    for name, draft in DRAFTS.items():
-        p, q = np.exp(TARGET[()]), np.exp(draft[()])
-        distance = np.abs(p - q).sum() / 2
-        match = np.mean((TARGET[()] + g[:, 0]).argmax(1) == (draft[()] + g[:, 0]).argmax(1))
-        assert match >= (1 - distance) / (1 + distance) - 0.02, name
+        assert sequences(draft, g) == alone, name

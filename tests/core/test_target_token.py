@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outrider.core import target_token
-from outrider.core.coupling import gumbel, ids_above, position_key
+from outrider.core.coupling import position_key
 from outrider.core.errors import InternalError
-from outrider.core.processors import greatest
 from outrider.core.sampling import SamplingParams
 from outrider.core.target_token import quick_token, reference_token, sampled_token
 
@@ -135,27 +134,3 @@ def test_a_token_that_is_certain_is_the_token_of_the_reference(
     with np.errstate(all="ignore"):
         expected = outcome(lambda: reference_token(logits, params, at))
         assert outcome(lambda: quick_token(logits, params, at)) in (None, expected)
-
-
-@settings(max_examples=100, deadline=None)
-@given(at=st.integers(0, 2**64 - 1), least=st.floats(-5, 40), vocabulary=st.integers(1, 70_000))
-def test_ids_above_a_bound_are_found_and_hardly_any_other(at: int, least: float, vocabulary: int) -> None:
-    found = ids_above(at, vocabulary, least)
-    noise = gumbel(at, np.arange(vocabulary))
-    assert np.isin(np.flatnonzero(noise >= least), found).all()
-    # A hash whose upper 31 bits are all ones may be any of the greatest.
-    assert (noise[found] >= min(least, 20.0) - 1.0).all()
-    assert (np.diff(found) > 0).all()
-
-
-@settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32), length=st.integers(1, 20_000), count=st.integers(1, 3_000), ties=st.booleans())
-def test_so_many_elements_reach_the_bound_of_the_greatest(seed: int, length: int, count: int, ties: bool) -> None:
-    row = np.random.default_rng(seed).standard_normal(length).astype(np.float32)
-    row = row.round() if ties else row
-    top, bound = greatest(row, count)
-    assert top == row.max()
-    reaching = np.count_nonzero(row >= bound)
-    assert reaching >= min(count, length)
-    if not ties:
-        assert reaching <= 3 * count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterable, Sequence
 
@@ -189,23 +188,6 @@ def test_every_split_of_a_stream_says_what_the_whole_says(
     whole = parsed(tools, [text], prompt=prompt)
     assert parsed(tools, pieces, prompt=prompt) == whole
     assert parsed(tools, text, prompt=prompt) == whole
-
-
-@pytest.mark.parametrize("tools", TOOL_FORMATS)
-@given(arguments=st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.lists(st.integers()), max_size=3))
-@settings(max_examples=50, deadline=None)
-def test_arguments_come_as_they_are_written(tools: ToolFormat, arguments: dict[str, object]) -> None:
-    written = json.dumps(arguments, ensure_ascii=False)
-    call = f'{{"name": "add", "arguments": {written}}}'
-    forms: dict[ToolFormat, str] = {
-        "hermes": f"<tool_call>{call}</tool_call>",
-        "llama3": call,
-        "mistral": f"[TOOL_CALLS]add[ARGS]{written}",
-        "deepseek": f"{ALL}{BEGIN}add{SEPARATOR}{written}{END}{ALL_END}",
-        "harmony": f"<|channel|>commentary to=functions.add<|message|>{written}<|call|>",
-        "json": call,
-    }
-    assert parsed(tools, forms[tools]) == ([called(0, "add", written)], False)
 
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from fake_verifier import FakeVerifier, logprobs_of
@@ -63,36 +62,6 @@ async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
     assert [one.logprob for one in streamed] == [one.logprob for one in logprobs] and not streamed[0].top_logprobs
     with pytest.raises(BadRequestError, match="top_logprobs"):
         await openai.chat.completions.create(**asked, top_logprobs=2)  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize(("max_tokens", "stream"), [(0, False), (12, True)])
-async def test_a_prompt_is_echoed_with_them(openai: AsyncOpenAI, max_tokens: int, stream: bool) -> None:
-    prompts = ["Grüße 🙂 aus", TEXT[:40]]
-    asked = {"model": "fake", "prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "n": 2, "echo": True}
-    choices: list[dict[str, Any]] = [{"text": "", "logprobs": {}} for _ in range(4)]
-    if stream:
-        async for chunk in await openai.completions.create(**asked, logprobs=1, stream=True):  # type: ignore[call-overload]
-            piece = chunk.choices[0].model_dump()
-            choices[piece["index"]]["text"] += piece["text"]
-            for name, values in (piece["logprobs"] or {}).items():
-                choices[piece["index"]]["logprobs"].setdefault(name, []).extend(values)
-    else:
-        whole = await openai.completions.create(**asked, logprobs=1)  # type: ignore[call-overload]
-        choices = [choice.model_dump() for choice in whole.choices]
-        assert whole.usage.completion_tokens == 4 * max_tokens
-    for choice, prompt in zip(choices, (prompts[0], prompts[0], prompts[1], prompts[1]), strict=True):
-        text, logprobs = choice["text"], choice["logprobs"]
-        assert text[: len(prompt)] == prompt and (len(text) == len(prompt)) == (max_tokens == 0)
-        count = len(logprobs["tokens"])
-        assert all(len(logprobs[name]) == count for name in ("token_logprobs", "top_logprobs", "text_offset"))
-        first = count - max_tokens
-        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
-        assert logprobs["token_logprobs"][1:] == [
-            logprobs_of(p, 0, 0).logprob for p in [*range(1, first), *range(max_tokens)]
-        ]
-        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-            assert token.startswith("bytes:") or text[offset : offset + len(token)] == token
-        assert logprobs["top_logprobs"][1:] == [{token: -1.0} for token in logprobs["tokens"][1:]]
 
 
 @pytest.mark.parametrize(

@@ -211,17 +211,6 @@ async def test_with_publishers_to_trust_the_unsigned_draft_of_a_verifier_is_neit
     assert "no publisher has signed it and release keys are set" in caplog.text
 
 
-async def test_a_canary_that_is_rolled_back_is_left_for_what_was_before(device: Device) -> None:
-    good = await device.takes(1)
-    await device.takes(2, canary=True)
-    device.publish(1)
-    await until(lambda: device.in_use == good)
-    await device.takes(3, canary=True)
-    device.offer(OfferReleaseResponse())  # nothing is offered any more
-    await until(lambda: device.in_use == good)
-    assert device.state.floor == 1 and not device.follower.refused
-
-
 async def test_a_canary_is_left_although_what_is_offered_instead_was_refused_here(device: Device) -> None:
     device.publish(1, usable=False)
     await until(lambda: device.follower.refused["unusable"])

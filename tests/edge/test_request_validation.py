@@ -38,22 +38,6 @@ async def test_an_option_of_a_wrong_type_is_refused_by_name(client: AsyncClient)
         assert caught.value.field and len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("options", "field", "message"),
-    [
-        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1, must be greater than or equal to 0"),
-        ({"stop": ["a", ""]}, "stop", "stop[1] is '', must have at least 1 character"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "a key of logit_bias is 'x', must be a valid integer"),
-        ({"timeout": Timeout(first_token=-1)}, "timeout", "timeout.first_token is -1, must be greater than 0"),
-        ({"offline": "maybe"}, "offline", "offline is 'maybe', must be 'raise' or 'draft_only'"),
-    ],
-)
-def test_a_refusal_says_what_was_wrong_what_was_got_and_what_it_must_be(options: Any, field: str, message: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        Request.of(**options)
-    assert (caught.value.field, str(caught.value)) == (field, message)
-
-
 def test_typical_acceptance_has_defaults_and_no_other_rule_is_lossy() -> None:
     assert Request.of().sampling.typical is None
     assert Request.of(acceptance_rule="typical").sampling.typical == TypicalAcceptance(0.09, 0.3)
