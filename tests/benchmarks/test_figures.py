@@ -16,14 +16,12 @@ import torch
 from benchmarks.capacity import users_at
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
 from benchmarks.support.network_proxy import DelayProxy, Link
-from benchmarks.support.stepped_engine import RATE, ScriptedDevice
 from benchmarks.support.target_reference import Reference
 from benchmarks.support.users import Played, Text
 from outrider.core.addresses import split_address
 from outrider.core.coupling import position_key, session_key
 from outrider.core.sampling import SamplingParams
 from outrider.core.target_token import reference_token
-from outrider.core.tree import ROOT
 
 
 def text(user: int, prompt: int, delivered: tuple[float, ...], tokens: str = "", **fields: object) -> Text:
@@ -63,20 +61,6 @@ def test_users_at_a_rate_lie_between_the_rows() -> None:
     assert users_at(35.0, row) == 6.0
     assert users_at(150.0, row) == 0.0
     assert users_at(10.0, row) is None
-
-
-def test_a_scripted_draft_is_right_as_often_as_it_should_be() -> None:
-    right = tried = 0
-    device = ScriptedDevice([1], tokens=4_000, truth=[5] * 4_000, nodes=6)
-    for _ in range(300):
-        device.session.tree.clear()
-        device._grow(vocabulary=50)
-        children = device.session.tree.children
-        at = ROOT
-        while (child := children(at).get(5)) is not None:
-            right, tried, at = right + 1, tried + 1, child
-        tried += bool(children(at))
-    assert right / tried == pytest.approx(RATE, abs=0.05)
 
 
 def test_the_reference_notices_a_wrong_token_and_an_output_that_ends_early() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.front.directives import CHANGE, DIRECTIVE_TTL_S, SEND_FACTOR, DirectiveState
+from cloud_verifier.front.directives import CHANGE, DIRECTIVE_TTL_S, DirectiveState
 from outrider.core.protocol.messages import Directive, SessionLimits
 
 OWN = Directive(window_nodes=48, window_depth=24, nodes_per_step=10, min_acceptance=0.1, draft_wait_ms=8)
@@ -18,22 +18,6 @@ class Clock:
 
 def state(clock: Clock | None = None) -> DirectiveState:
     return DirectiveState(OWN, LIMITS, clock or Clock())
-
-
-def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_sent_once():
-    session = state()
-    steered = session.set_directive(Directive(10_000, 10_000, 4, 0.5, 3))
-    assert steered == Directive(LIMITS.nodes, LIMITS.depth, 4, 0.5, 3)
-    assert session.changed
-    directive = session.next(12.0, 0.0)
-    assert (directive.window_nodes, directive.nodes_per_step, directive.min_acceptance) == (
-        LIMITS.nodes,
-        4,
-        SEND_FACTOR * 0.5,
-    )
-    assert not session.changed
-    assert session.set_directive(Directive(10_000, 10_000, 4, 0.5, 3)) is None
-    assert not session.changed
 
 
 def test_a_load_that_has_changed_little_is_not_sent():

@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from itertools import pairwise
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.ipc import EngineEnd
@@ -63,21 +59,3 @@ async def test_an_offer_that_fits_in_part_is_finished_before_anything_else():
     await asyncio.to_thread(end.send, [commit(3)])
     assert await reading == [large, commit(3)]
     theirs.close()
-
-
-@given(st.lists(st.integers(0, 300), max_size=8), st.data())
-async def test_events_are_read_whole_however_their_bytes_come(sizes: list[int], data: st.DataObject):
-    events = [recorded(number, size) for number, size in enumerate(sizes, 1)]
-    stream = b"".join(map(ipc.frame, events))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    reader = asyncio.StreamReader()
-    reading = asyncio.create_task(_all(reader))
-    for begin, end in pairwise([0, *cuts, len(stream)]):
-        reader.feed_data(stream[begin:end])
-        await asyncio.sleep(0)
-    reader.feed_eof()
-    assert await reading == events
-
-
-async def _all(reader: asyncio.StreamReader) -> list[pb.EngineEvent]:
-    return [event async for event in ipc.read_events(reader)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
@@ -68,9 +68,6 @@ class FakeReleases:
                     self.known[known.digest] = ReleaseRecord(known.manifest, known.raw, SUPERSEDED)
         old = self.known[digest]
         self.known[digest] = ReleaseRecord(old.manifest, old.raw, state, reason)
-
-    def pin(self, digest: str) -> None:
-        self.known[digest] = replace(self.known[digest], pinned=True)
 
     def decide_all(self, state: str) -> None:
         for known in list(self.known.values()):

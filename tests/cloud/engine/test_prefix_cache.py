@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cloud_verifier.engine.torch_backend.prefix_cache import PrefixCache, PrefixLease, _Node
+from cloud_verifier.engine.torch_backend.prefix_cache import PrefixCache, PrefixLease
 
 SLOTS = 48
 Path = tuple[str, tuple[int, ...]]
@@ -112,24 +112,6 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         held = self.held()
         assert self.cache.leased == len(held)
         assert self.cache.cached == len(self.known) - len(held)
-        found: dict[Path, int] = {}
-        self._visit(self.cache._top, (), found)
-        assert found == self.known
-
-    def _visit(self, node: _Node, before: tuple[str | int, ...], found: dict[Path, int]) -> int:
-        """Return the leases that end at the node or below, and check everything else about it."""
-        for token, slot in zip(node.tokens.tolist(), node.slots.tolist(), strict=True):
-            before = (*before, token)
-            found[str(before[0]), tuple(map(int, before[1:]))] = slot
-        if node.parent is self.cache._top:
-            before = (node.key,)
-        below = sum(self._visit(child, before, found) for child in node.children.values())
-        here = sum(one.lease.node is node for one in self.holders)
-        if node.parent is not None:
-            assert node.leases == here + below >= 0
-            assert (node in self.cache._idle) == (node.leases == 0)
-            assert node.parent.children[node.key] is node
-        return here + below
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase

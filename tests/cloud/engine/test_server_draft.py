@@ -84,7 +84,9 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target, refer
     assert counters.server_accepted == counters.server_evaluated / 2 > 4 * 25  # one sibling beside each
     assert (counters.evaluated, counters.accepted) == (0, 0)
     assert all(commit.evaluated == 0 for commit in commits)
-    assert all(session.evaluated == 0 for session in stats.sessions.values())
+    for session in stats.sessions.values():
+        assert (session.evaluated, session.acceptance_history) == (0, b"")
+        assert session.server_gain == pytest.approx(3.0, rel=0.5)
     assert chains.most == 4  # all sessions in one decode
 
 
