@@ -155,8 +155,8 @@ def _flat(document: Document, prefix: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            empty = value is None or value == "" or value == []
-            yield prefix + name, "-" if empty else f"{value:.10g}" if isinstance(value, float) else str(value)
+            said = ", ".join(value) if isinstance(value, list | tuple) else value
+            yield prefix + name, "-" if said in (None, "") else f"{said:.10g}" if isinstance(said, float) else str(said)
 
 
 def share(part: int, whole: int) -> str:
