@@ -30,7 +30,6 @@ LONG = (
     "cloud/test_engine_host.py",
     "edge/test_http_page.py",
     "coordinator/test_release_evidence.py",
-    "cloud/engine/test_source_mixtures.py",
     "edge/test_generation.py",
     "settings/test_config_check.py",
     "cloud/distill/test_distill_loop.py",
