@@ -30,13 +30,6 @@ async def two(coordinator):
     return coordinator
 
 
-async def test_a_cordoned_verifier_gets_no_new_session_until_it_is_uncordoned(two):
-    assert (await steer(two, "v1", CORDON)).cordoned
-    assert await chosen(two) == {"v2"}
-    assert not (await steer(two, "v1", UNCORDON)).cordoned
-    assert await chosen(two, 30) == {"v1", "v2"}
-
-
 async def test_a_cordon_outlives_reports_new_registrations_and_another_process_of_the_same_id(two):
     await steer(two, "v1", CORDON)
     await two.report("v1", draining=False)

@@ -53,14 +53,6 @@ async def test_without_any_verifier_a_device_is_told_when_to_ask_again_and_for_a
     assert isinstance(error, NotFound) and not error.retry_after_s
 
 
-async def test_a_closed_session_makes_room(coordinator, refused):
-    await coordinator.join("v1", capacity=1)
-    opened = await coordinator.open()
-    assert isinstance(await refused(coordinator.open()), Overloaded)
-    await coordinator.close(opened)
-    await coordinator.open()
-
-
 async def test_a_report_that_was_on_its_way_does_not_bring_a_closed_session_back(coordinator):
     await coordinator.join("v1", capacity=1)
     opened = await coordinator.open()

@@ -33,15 +33,6 @@ async def test_every_grant_of_a_session_lies_above_the_one_before(coordinator):
     assert all(last - first == 255 for first, last in ranges(*found))
 
 
-async def test_concurrent_resumes_over_two_coordinators_get_disjoint_epochs(start):
-    one, two = await start(), await start()
-    for i in range(1, 4):
-        await one.join(f"v{i}")
-    opened = await one.open()
-    found = await asyncio.gather(*((one, two)[i % 2].resume(opened) for i in range(30)))
-    assert grows(sorted(ranges(opened, *found)))
-
-
 async def test_a_resume_exceeds_what_the_device_has_used(coordinator):
     await coordinator.join("v1")
     opened = await coordinator.open()

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.records import Window, WindowBounds
 from coordinator.window import controller
 from coordinator.window.controller import TOLERANCE, Options, SessionView, VerifierView, decide
 from coordinator.window.window_search import OptionTables
@@ -76,15 +75,6 @@ def test_without_fairness_the_others_may_pay_for_more_goodput() -> None:
     fair, greedy = decide(sessions), decide(sessions, tolerance=1.0)
     assert sum(d.window.k for d in greedy.values()) > sum(d.window.k for d in fair.values())
     assert greedy["s9"].speedup < 0.95
-
-
-def test_an_operators_pin_holds_and_bounds_bound() -> None:
-    pinned = Window(3, 7, nodes_per_level=1.0)
-    decision = decide(view(session(bounds=WindowBounds(pinned, pinned=True))))["s0"]
-    assert (decision.window, decision.reason) == (replace(pinned, draft_wait_ms=0.0), "pinned by the operator")
-    bounded = decide(view(session(rtt_ms=1.0, bounds=WindowBounds(Window(2, 5)))))["s0"]
-    assert 0 < bounded.window.k <= 2
-    assert bounded.window.depth <= 5
 
 
 def test_a_window_stays_while_no_other_is_much_better() -> None:

@@ -76,20 +76,19 @@ def drafts(seed: int, rounds: int = 6000) -> Iterator[tuple[list[tuple[int, floa
         yield chain, right
 
 
-def paths(calibrator: Calibrator, seed: int = 3, *, learns: bool = True, deep: bool = True) -> Reliability:
+def paths(calibrator: Calibrator, seed: int = 3) -> Reliability:
     """Return the reliability of path acceptance as estimated when a node was drafted; the first sixth only teaches."""
     predicted, happened = [], []
     for number, (chain, right) in enumerate(drafts(seed)):
         acceptance, alive = 1.0, True
         for (rank, margin, depth), came in zip(chain, right, strict=True):
-            acceptance *= calibrator.probability(rank, margin, depth if deep else 1)
+            acceptance *= calibrator.probability(rank, margin, depth)
             if number >= 1000:
                 predicted.append(acceptance)
                 happened.append(alive and came)
             alive = alive and came
         for (rank, margin, depth), came in zip(chain, right, strict=True):
-            if learns:
-                calibrator.observe(rank, margin, depth if deep else 1, came)
+            calibrator.observe(rank, margin, depth, came)
             if not came:
                 break  # what stood below it was never under the right predecessor
     return reliability(predicted, happened)
@@ -99,7 +98,3 @@ def test_predicted_path_acceptance_is_what_happens_with_a_draft_that_drifts() ->
     found = paths(Calibrator())
     assert found.error < 0.05
     assert found.skill > 0.4
-
-
-def test_the_same_check_finds_the_prior_alone_wrong() -> None:
-    assert paths(Calibrator(), learns=False).error > 0.05

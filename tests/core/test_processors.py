@@ -86,14 +86,6 @@ def test_all_together_agree_with_transformers_in_the_stated_order() -> None:
         assert_same(ours(penalise(logits, params, TokenCounts(prompt)), params), theirs(logits, *chain, prompt=prompt))
 
 
-def test_equal_probabilities_are_ordered_by_token_id() -> None:
-    logits = np.zeros(5)
-    assert kept(logits, top_k=2) == [0, 1]
-    assert kept(logits, top_p=0.5) == [0, 1, 2]
-    logits[4] = 1.0
-    assert kept(logits, top_k=3) == [0, 1, 4]
-
-
 def test_top_p_keeps_nothing_beyond_what_reaches_it_exactly() -> None:
     logits = probabilities(0.5, 0.25, 0.25)
     assert kept(logits, top_p=0.5) == [0]

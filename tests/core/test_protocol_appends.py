@@ -53,26 +53,13 @@ def state(verifier: VerifierSession) -> object:
     )
 
 
-def refused(verifier: VerifierSession, message: Append) -> tuple[str, str]:
-    """Return the field that the refusal names, and its message; check that it changes nothing."""
+def assert_refused(verifier: VerifierSession, message: Append, field: str, said: str) -> None:
+    """Check that the refusal names this field and says these words, and that it changes nothing."""
     before = state(verifier)
     with pytest.raises(ProtocolViolation) as caught:
         verifier.append(message)
     assert state(verifier) == before
-    return caught.value.field, str(caught.value)
-
-
-class Containing:
-    """Compare equal to any text that contains this one."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and self._words in other
-
-    def __repr__(self) -> str:
-        return f"... {self._words} ..."
+    assert caught.value.field == field and said in str(caught.value)
 
 
 # --------------------------------------------------------------------------- refusals
@@ -140,7 +127,7 @@ def test_what_an_append_may_not_hold_is_refused_by_name_and_changes_nothing(
     verifier = session()
     for earlier in before:
         step(verifier) if earlier is STEP else verifier.append(earlier)
-    assert refused(verifier, message) == (field, Containing(said))
+    assert_refused(verifier, message, field, said)
 
 
 def test_depth_counts_from_the_base_and_not_from_what_the_verifier_committed() -> None:
@@ -148,7 +135,7 @@ def test_depth_counts_from_the_base_and_not_from_what_the_verifier_committed() -
     verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2)))
     step(verifier, limit=1)
     # Node 3 is at depth 1 for the verifier, and at depth 3 for a device that has received nothing.
-    assert refused(verifier, append(4, 0, (3, 5))) == ("parent", Containing("depth of node 4 is 4, must be at most 3"))
+    assert_refused(verifier, append(4, 0, (3, 5)), "parent", "depth of node 4 is 4, must be at most 3")
     verifier.append(append(4, 2, (3, 5)))
 
 
@@ -157,21 +144,12 @@ def test_an_alias_that_the_device_still_holds_counts_as_held_until_the_device_ha
     verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2), (2, 5)))
     step(verifier, limit=1)
     assert (len(verifier.tree), verifier.held) == (2, 4)  # nodes 1 and 2 are aliases
-    assert refused(verifier, append(5, 0, (2, 7))) == ("token", Containing("nodes held are 5, must be at most 4"))
+    assert_refused(verifier, append(5, 0, (2, 7)), "token", "nodes held are 5, must be at most 4")
     verifier.append(append(5, 2))
     assert verifier.held == 2
 
 
 # --------------------------------------------------------------------------- what is no error
-
-
-@pytest.mark.parametrize("parent", [1, 2, 99])
-def test_a_parent_that_is_not_smaller_is_unknown_and_its_child_dead(parent: int) -> None:
-    """The wire cannot express it (an `up` is unsigned and less than the node's id), and nothing else follows."""
-    verifier = session()
-    verifier.append(append(1, 0, (parent, 5), (0, 6)))
-    assert (verifier.seen, verifier.dead) == (2, 1)
-    assert [(node.id, node.parent) for node in verifier.tree] == [(2, ROOT)]
 
 
 def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
