@@ -42,6 +42,16 @@ def test_chat_passes_on_what_it_does_not_know_and_the_cluster_unless_settings_na
     assert ran == [passed.split()]
 
 
+@pytest.mark.parametrize(("command", "module", "extra"), [("up", "torch", "verifier"), ("demo", "llama_cpp", "edge")])
+def test_a_missing_extra_is_named_before_anything_starts(command, module, extra, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    monkeypatch.setattr(Cluster, "_start", lambda *_: pytest.fail("something was started"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--model", str(tmp_path)])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"outrider: {module} is missing: pip install") and extra in line
+
+
 def test_up_reads_the_file_that_its_processes_read(tmp_path, monkeypatch, capsys):
     file = tmp_path / "o.toml"
     file.write_text(f"[verifier]\nmodel = '{tmp_path}/absent'")
