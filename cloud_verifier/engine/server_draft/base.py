@@ -78,8 +78,6 @@ class ServerSource(Protocol):
 
     name: str
     """In statistics and metrics: a short word, one for each class of sources."""
-    max_sessions: int
-    """The most sessions in one call of `propose`."""
     wants_hidden: bool
     """Whether `observe` needs the last hidden state of each row."""
     pauses: bool

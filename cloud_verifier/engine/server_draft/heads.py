@@ -82,7 +82,6 @@ class HeadsSource:
     """Implements ServerSource over heads of either kind; see there."""
 
     name = "heads"
-    max_sessions = MAX_SESSIONS
     wants_hidden = True
     read_s = 0.0
 
@@ -109,7 +108,7 @@ class HeadsSource:
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
-        known = [one for one in requests if self._is_current(one.session) and one.nodes > 0][: self.max_sessions]
+        known = [one for one in requests if self._is_current(one.session) and one.nodes > 0][:MAX_SESSIONS]
         if not known:
             return {}
         if isinstance(self._heads, MedusaHeads):

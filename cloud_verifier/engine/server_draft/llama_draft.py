@@ -105,7 +105,6 @@ class LlamaServerDraft:
         """Sessions that cannot be drafted for any more."""
         self._clock = clock
         self._level = LevelTime()
-        self.max_sessions = chains.count
         self.pauses = pauses
         self.read_s = 0.0
 

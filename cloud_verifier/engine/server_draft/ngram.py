@@ -44,7 +44,6 @@ class NgramSource:
     """Implements ServerSource by one model for each session."""
 
     name = "ngram"
-    max_sessions = 1 << 20
     wants_hidden = False
     pauses = True
 

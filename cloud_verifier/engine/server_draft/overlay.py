@@ -41,8 +41,9 @@ LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
-TRIAL, TRIAL_SESSIONS = 8, 8
-"""Steps with drafting before it is judged, and the most sessions that are drafted for in each of them."""
+SHORT_TRIAL, TRIAL, TRIAL_SESSIONS = 3, 8, 8
+"""Steps with drafting before it is judged: the first if its sessions were 2 * TRIAL or more. And the most sessions that
+are drafted for in each of them."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 512
 """Steps without drafting that did not pay; each pause is twice the last one, until drafting has paid again."""
 REMEMBERED = 40
@@ -85,22 +86,24 @@ class Drafting:
     @property
     def on_trial(self) -> bool:
         """Return whether there were too few steps since the last pause to judge."""
-        return self._judged < TRIAL
+        return self._judged < (SHORT_TRIAL if self._sessions >= 2 * TRIAL else TRIAL)
 
     def observe_time(self, seconds: float) -> None:
         """Learn the seconds of drafting for a session, without the reading of prompts."""
         self._seconds.add(seconds)
 
-    def observe_gain(self, tokens: float) -> None:
-        """Learn the tokens that a step committed for a session beyond those that its time would have committed without
-        the drafted nodes, on average."""
+    def observe_gain(self, gains: Sequence[float]) -> None:
+        """Learn the tokens that a step committed for each session beyond those that its time would have committed
+        without the drafted nodes."""
+        tokens = sum(gains) / len(gains)
         self._gain.add(tokens)
         self._squares.add(tokens**2)
         self._judged += 1
+        self._sessions += len(gains)
 
     def _begin_trial(self) -> None:
         self._gain, self._squares, self._seconds = MovingAverage(), MovingAverage(), MovingAverage()
-        self._judged = 0
+        self._judged = self._sessions = 0
 
 
 class _Source:
@@ -205,7 +208,7 @@ class Overlay:
             if not asked:
                 continue
             any_asked, name = True, one.source.name
-            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked[: one.source.max_sessions]]
+            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
             requests = [
                 ProposalRequest(s, min(each, s.nodes.most_together), floor, own, step_s / commits) for s, own in known
             ]
@@ -244,7 +247,9 @@ class Overlay:
         if draft is not None and verified is not None:
             outcomes = rows.session.nodes.outcomes
             for one in self._sources:
-                if (name := one.source.name) in draft.trees:
+                name = one.source.name
+                # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
+                if name in draft.trees and (draft.trees[name] or not one.drafting[draft.beside].on_trial):
                     outcome = outcomes.get(name, NO_NODES)
                     one.gains[draft.beside].append(outcome.gain - price * outcome.added)
         self._last.append((rows, verified))
@@ -310,7 +315,7 @@ class Overlay:
         for one in self._sources:
             for beside, gains in one.gains.items():
                 if gains:
-                    one.drafting[beside].observe_gain(sum(gains) / len(gains))
+                    one.drafting[beside].observe_gain(gains)
                     gains.clear()
 
     def _failed(self, one: _Source) -> None:

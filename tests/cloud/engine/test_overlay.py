@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -42,7 +42,6 @@ DRAFTERS: dict[str, Callable[[Sequence[int]], Drafter]] = {
 class Knowing:
     """A source that knows what the target will generate, as one could that knows noise and target."""
 
-    max_sessions = 64
     wants_hidden = False
     pauses = False
     read_s = 0.0
@@ -181,7 +180,7 @@ def test_drafting_that_does_not_pay_pauses_for_longer_and_longer_until_it_pays_a
             if drafting.pays(step, 0.02):
                 found.append(step)
                 drafting.observe_time(0.002)
-                drafting.observe_gain(gain)
+                drafting.observe_gain([gain])
         return found
 
     assert drafted(range(100), 0.2) == [*range(100)]
@@ -193,3 +192,32 @@ def test_drafting_that_does_not_pay_pauses_for_longer_and_longer_until_it_pays_a
     good = drafted(range(1_000, 2_000), 0.2)
     assert good == [*range(good[0], 2_000)]
     assert good[0] <= 1_000 + 512
+
+
+class KnowingLate(Knowing):
+    """One that finds nothing at first, as n-grams do."""
+
+    pauses = True
+
+    def _tree(self, request: ProposalRequest) -> ProposedTree:
+        position = request.session.protocol.position
+        return super()._tree(request) if position >= 20 else ProposedTree(position)
+
+
+def test_a_source_is_not_paused_because_it_finds_nothing_at_first(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(9)
+    expected = {"s": reference("llama").generate(prompt, 60, ignore_eos=True)}
+    overlay = Overlay([KnowingLate(expected)], clock=count(step=1e-6).__next__)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096), overlay=overlay)
+    rig.attach("s", client(prompt, nothing, max_tokens=60, ignore_eos=True))
+    rig.run()
+    assert rig.engine.counters.server_accepted > 20
+
+
+def test_a_trial_with_many_sessions_takes_three_steps() -> None:
+    drafting, steps = Drafting(), 0
+    while drafting.pays(steps, 0.02):
+        drafting.observe_time(0.002)
+        drafting.observe_gain([0.0] * 8)
+        steps += 1
+    assert steps == 3
