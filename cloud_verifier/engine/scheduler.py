@@ -4,10 +4,9 @@ One budget of rows per step covers prefill chunks, plain steps and trees. One ra
 a step now is expected to commit. Nodes join while they raise it (row_allocation.py); and the step begins now unless
 waiting for nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second.
 What the verifier's own nodes bring counts for the step now, and what a device's nodes bring beyond that for waiting.
-So a near device is waited for, several are if most of
-them answer at once, and a single one among many is not. A session is waited for at most its directive's draft wait
-after its last commit. Prompts are the exception: no session is waited for while a prompt is to be read, and nodes
-lengthen a step that leaves a prompt unread by PROMPT_DELAY at most.
+So a near device is waited for, several are if most of them answer at once, and a single one among many is not. A
+session is waited for at most its directive's draft wait after its last commit. Prompts are the exception: no session is
+waited for while a prompt is to be read, and nodes lengthen a step that leaves a prompt unread by PROMPT_DELAY at most.
 
 No session starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` rows of every step, generating sessions
 at least one. Generating sessions take turns: the one that has waited longest comes first. Prompts come in order of

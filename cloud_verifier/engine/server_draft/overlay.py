@@ -192,7 +192,7 @@ class Overlay:
         undrafted = [s for s in generating if self._is_undrafted(s, s.session_id in near)]
         if not undrafted:
             return False
-        groups = {beside: [s for s in generating if (s.session_id in near) is beside] for beside in (False, True)}
+        groups = {beside: sum((s.session_id in near) is beside for s in generating) for beside in (False, True)}
         cost, nodes = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
         commits = sum(1.0 + max(sum(s.acceptances()[: nodes[s.session_id]]), s.nodes.server_gain.value) for s in ready)
         step_s, floor = float(cost(np.zeros(1, np.int64))[0]), _floor(commits, cost, exploring=exploring)
@@ -201,10 +201,11 @@ class Overlay:
         any_asked = False
         for one in list(self._sources):
             asked: list[EngineSession] = []
-            for beside, group in groups.items():
-                pays, trial = one.worth_asking(beside, step, step_s, commits, len(ready), len(group))
+            for beside, sessions in groups.items():
+                pays, trial = one.worth_asking(beside, step, step_s, commits, len(ready), sessions)
                 if pays:
-                    asked += [s for s in group if s in undrafted][: TRIAL_SESSIONS if trial else None]
+                    of_group = [s for s in undrafted if (s.session_id in near) is beside]
+                    asked += of_group[: TRIAL_SESSIONS if trial else None]
             if not asked:
                 continue
             any_asked, name = True, one.source.name
