@@ -32,9 +32,8 @@ async def server() -> AsyncIterator[FileServer]:
 
 
 @pytest.fixture
-def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetch:
+def fetched(tmp_path: Path) -> Fetch:
     """Return a function that fetches the file from servers, one after another."""
-    monkeypatch.setattr("edge_agent.releases.download.STALL_S", 0.2)
     store = ArtifactStore(tmp_path, ".gguf")
 
     async def fetching(*servers: FileServer, tls: ClientTls | None = None) -> None:
@@ -76,8 +75,17 @@ async def test_what_broke_off_goes_on_where_it_was_if_the_server_knows_ranges(
     ids=["altered", "announced too long", "too long", "truncated", "stalled", "an error"],
 )
 async def test_what_is_not_the_file_is_refused_and_named(
-    server: FileServer, fetched: Fetch, tmp_path: Path, behaviour: Behaviour, kind: str, said: str, kept: bool
+    server: FileServer,
+    fetched: Fetch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    behaviour: Behaviour,
+    kind: str,
+    said: str,
+    kept: bool,
 ) -> None:
+    if behaviour.stall_after >= 0:
+        monkeypatch.setattr("edge_agent.releases.download.STALL_S", 1.0)
     server.behaviour = behaviour
     error = await refused(fetched(server))
     assert error.kind == kind and said in str(error)
