@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,8 +16,8 @@ has `target/` and `draft.gguf`). `--quick` takes at most three minutes, a full r
 the method and the options. `python -m benchmarks all` runs all of them in at most two hours, and writes their results
 to `benchmarks/results`. The last line of each benchmark's output is its result as JSON.
 """
-MOST_ROWS = 12
-"""Rows of a table on the page; the result has all."""
+MOST_ROWS = 10
+"""Rows of a section's tables on the page, first and last among them; the result has all."""
 
 
 def page(docstrings: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -28,24 +27,25 @@ def page(docstrings: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]
 
 def _section(name: str, doc: str, result: Mapping[str, Any] | None) -> str:
     paragraphs = [" ".join(paragraph.split()) for paragraph in doc.split("\n\n")]
-    lines = [f"## {name}", "", *_wrapped(paragraphs[0]), "", f"`python -m benchmarks.{name}`", ""]
+    lines = [f"## {name}", "", f"{paragraphs[0]} Run `python -m benchmarks.{name}`.", ""]
     if result is not None:
         machine = result["machine"]
         made = f"{result['date']}, commit {result['commit']}, {machine['cores']} cores of {machine['cpu']}."
         caveats = (paragraph.removeprefix(CAVEAT) for paragraph in paragraphs if paragraph.startswith(CAVEAT))
-        for rows in result.values():
-            if isinstance(rows, list) and rows:
-                lines += [*_table(rows), ""]
-        lines += [*_wrapped(" ".join([result["setting"], *caveats, made])), ""]
+        tables = [rows for rows in result.values() if isinstance(rows, list) and rows]
+        for rows in tables:
+            lines += [*_table(rows, MOST_ROWS // len(tables)), ""]
+        lines += [" ".join([result["setting"], *caveats, made]), ""]
     return "\n".join(lines)
 
 
-def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
-    """Return the lines of a table whose columns are the rows' keys."""
+def _table(rows: list[dict[str, Any]], most: int) -> Iterable[str]:
+    """Return the lines of a table whose columns are the rows' keys, with so many of the rows, evenly chosen."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     yield "| " + " | ".join(column.replace("_", " ") for column in columns) + " |"
     yield "|" + "---|" * len(columns)
-    for row in rows[:MOST_ROWS]:
+    shown = min(most, len(rows))
+    for row in (rows[i * (len(rows) - 1) // max(1, shown - 1)] for i in range(shown)):
         yield "| " + " | ".join(_cell(row.get(column)) for column in columns) + " |"
 
 
@@ -53,7 +53,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 140, break_long_words=False, break_on_hyphens=False)

@@ -244,7 +244,10 @@ def _gate(options: argparse.Namespace) -> int:
     from cloud_verifier.distill.gguf import eval_gguf
     from cloud_verifier.distill.publishing import gate
 
-    texts = load_texts(options.dataset / HELDOUT)
+    try:
+        texts = load_texts(options.dataset / HELDOUT)
+    except ValueError as error:
+        raise BadRequest(f"--dataset {options.dataset}: {error}", field="dataset") from error
     fresh = options.fresh or {text.traffic_class for text in texts}
     comparison = eval_gguf.compare(options.candidate, options.incumbent, texts, options.threads)
     verdict = gate.decide(comparison, fresh, GateRule())

@@ -155,6 +155,12 @@ def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluste
         ("outrider-coordinator", ("--listen", "0.0.0.0:0"), 2, "--insecure"),
         ("outrider-coordinator", ("--tenants", "/no/such/file"), 2, "/no/such/file"),
         ("outrider-distill", ("once", "--traffic", "/tmp"), 2, "target"),
+        (
+            "outrider-distill",
+            ("gate", "--candidate", DRAFT, "--incumbent", DRAFT, "--dataset", "/no/such/dataset"),
+            2,
+            "/no/such/dataset",
+        ),
         ("outrider", ("up", "--draft", "/no/such/draft.gguf"), 2, "/no/such/draft.gguf"),
     ],
 )
@@ -173,6 +179,9 @@ def test_a_wrong_or_missing_admin_token_is_refused(cluster: Cluster) -> None:
 
 def test_settings_are_checked_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
+    file.write_text("[edge]\nmax_sessions = 3\n")
+    code, out, err = cluster.run("outrider", "config", "check", file)
+    assert code == 0 and "max_sessions" in out, err
     file.write_text("[edge]\nno_such_setting = 1\n")
     for words in (("outrider", "config", "check", file), ("outrider-edge", "generate", PROMPT, "--config", file)):
         code, out, err = cluster.run(*words)

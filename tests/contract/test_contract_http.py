@@ -102,6 +102,10 @@ def test_an_output_follows_the_schema_that_the_package_sends(openai: Any, temper
         assert stream.get_final_completion().choices[0].message.parsed == whole.message.parsed
     response = openai.responses.parse(model="", input="Invent a person.", text_format=Person, temperature=temperature)
     assert isinstance(response.output_parsed, Person)
+    with openai.responses.stream(
+        model="", input="Invent a person.", text_format=Person, temperature=temperature
+    ) as events:
+        assert isinstance(events.get_final_response().output_parsed, Person)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from independent_reference import Reference, Sampling
 from publishing import Publisher, copy_of, shown
-from shared_cluster import DRAFT, NARROW, Cluster, until
+from shared_cluster import DRAFT, NARROW, TARGET, Cluster, until
 
 from edge_agent import Client, EdgeSettings
 
@@ -72,6 +73,11 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
     assert "canary" in publisher.run("status", **variables)
     [release] = [one for one in cluster.asked("releases", "list")["releases"] if one["state"] == "canary"]
     assert release["metrics"]["acceptance.sums"] > 0
+    [run] = (tmp_path / "distill" / "runs").iterdir()
+    publisher.run("train", run)  # it has ended: there is nothing left to do
+    exported = tmp_path / "exported.gguf"
+    publisher.run("export", "--model", run / "model", "--tokenizer", TARGET, "--out", exported)
+    assert hashlib.sha256(exported.read_bytes()).hexdigest() == release["release"]
     with cluster.client(draft=cluster.folder / "state" / "artifacts" / f"{release['release']}.gguf") as client:
         assert client.generate(PROMPTS[0], **OPTIONS).statistics.accepted > 0
 

@@ -129,17 +129,20 @@ def test_every_public_name_of_the_sdk_is_there() -> None:
     assert all(getattr(edge_agent, name) for name in edge_agent.__all__)
 
 
-def test_stop_strings_stop_ids_and_least_lengths_end_a_text_where_they_say(client: Client) -> None:
-    whole = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True)
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_stop_strings_stop_ids_and_least_lengths_end_a_text_where_they_say(
+    client: Client, sampling: dict[str, Any]
+) -> None:
+    whole = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True, **sampling)
     middle = len(whole.text) // 2
     stop = whole.text[middle : middle + 4]
-    stopped = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True, stop=["never said", stop])
+    stopped = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True, stop=["never said", stop], **sampling)
     assert stopped.text == whole.text[: whole.text.index(stop)] and stopped.finish_reason == "stop"
     ending = whole.token_ids[10]
     first = whole.token_ids.index(ending)
-    ended = client.generate(CODE, max_tokens=TOKENS, stop_token_ids=[ending])
+    ended = client.generate(CODE, max_tokens=TOKENS, stop_token_ids=[ending], **sampling)
     assert ended.token_ids[: first + 1] == whole.token_ids[: first + 1] and ended.finish_reason == "eos"
-    later = client.generate(CODE, max_tokens=TOKENS, stop_token_ids=[ending], min_tokens=first + 3)
+    later = client.generate(CODE, max_tokens=TOKENS, stop_token_ids=[ending], min_tokens=first + 3, **sampling)
     assert len(later.token_ids) >= first + 3 and ending not in later.token_ids[: first + 2]
 
 
