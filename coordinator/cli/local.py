@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,6 +73,12 @@ def chat(options: argparse.Namespace) -> int:
         os.execv(program[0], [*program, "chat", *where, *_given(options, "config"), *options.passed_on])
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def fetch_model(_: argparse.Namespace) -> int:
+    """Make the folder of SmolLM2, and print its path. Raises ImportError."""
+    _check_extras("verifier")
+    return subprocess.run([sys.executable, "-m", "cloud_verifier.smollm2"], check=False).returncode
 
 
 def shipped_pair() -> tuple[Path, Path]:
