@@ -36,7 +36,6 @@ LONG = (
     "cloud/distill/test_distill_processes.py",
     "cloud/engine/test_engine_lossless.py",
     "cloud/engine/test_engine_starvation.py",
-    "cloud/test_app.py",
     "coordinator/test_coordinator_process.py",
     "core/test_protocol_mutants.py",
     "edge/test_driver.py",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
+import types
 
 import pytest
 
-from cloud_verifier.app import parse
+from cloud_verifier.app import main, parse
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_process import main as engine
+from cloud_verifier.engine_process.ipc import error_from_failure
 from cloud_verifier.verifier import VerifierProcess
 from outrider.core.errors import BadRequest, ModelRefused
 
@@ -86,20 +87,6 @@ def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_open_to_all(tmp_p
 # --- without the extra
 
 
-def command(tmp_path, missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Return the command where `missing` is not installed, for it and for the processes that it starts."""
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module named {missing}')")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "path"), os.getcwd()])}
-    return subprocess.run(
-        [sys.executable, "-m", "cloud_verifier.app", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
-
-
 def hollow_target(folder):
     """Write the files that a target must have, with nothing in them."""
     for name in ("config.json", "tokenizer.json"):
@@ -107,14 +94,30 @@ def hollow_target(folder):
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
-@pytest.mark.parametrize("missing", ["grpc_health", "transformers"])
-def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, missing):
-    hollow_target(tmp_path)
-    ran = command(tmp_path, missing, "--model", str(tmp_path))
-    assert (ran.returncode, ran.stdout) == (2, "")
-    [line] = ran.stderr.splitlines()
-    assert f"No module named {missing}" in line
-    assert "pip install 'outrider[verifier]'" in line
+def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GRPC_EXPERIMENTS", "")  # which the program sets
+    for module in ("outrider.wire.health", "cloud_verifier.verifier"):  # imported anew
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "grpc_health.v1", None)  # as if it were not installed
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", str(tmp_path)])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    [line] = said.err.splitlines()
+    assert "grpc_health" in line and "pip install 'outrider[verifier]'" in line
+
+
+def test_an_engine_without_its_extra_tells_the_front_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "cloud_verifier.engine_process.torch_target", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers.utils.logging", None)
+    sent = []
+    with pytest.raises(SystemExit) as ended:
+        engine._run(VerifierConfig(model=tmp_path), types.SimpleNamespace(send=sent.extend))
+    assert ended.value.code == 1
+    [event] = sent
+    error = error_from_failure(event.failure)
+    assert isinstance(error, ModelRefused) and "transformers" in str(error)
+    assert "pip install 'outrider[verifier]'" in str(error)
 
 
 # --- its traffic log

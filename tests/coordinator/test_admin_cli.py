@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import types
 
 import pytest
 from certificate import self_signed
 
 from coordinator import cli
+from coordinator.cli import output
 from outrider.wire import local_tokens
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -124,22 +125,24 @@ async def test_the_environment_says_which_coordinator_to_ask_and_how(start, outr
     assert await status(TLS="perhaps") == 2
 
 
-def command(coordinator, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "coordinator.cli", *arguments, "--coordinator", coordinator.address]
+async def test_watching_shows_what_has_changed_and_ends_well_with_ctrl_c(busy, outrider, capsys, monkeypatch):
+    request = pb.UpdateVerifierRequest(verifier_id="v2", action=pb.VERIFIER_ACTION_CORDON)
+    loop, shown, waits = asyncio.get_running_loop(), [], []
 
-
-async def test_watching_shows_what_has_changed_and_ends_well_with_ctrl_c(busy):
-    process = await asyncio.create_subprocess_exec(
-        *command(busy, "verifiers", "list", "-o", "json", "--watch", "0.1"), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(30):
-        first = json.loads(await process.stdout.readline())
-        assert [v["state"] for v in first["verifiers"]] == ["serving", "serving"]
-        request = pb.UpdateVerifierRequest(verifier_id="v2", action=pb.VERIFIER_ACTION_CORDON)
+    async def cordoned() -> None:
         await busy.admin.UpdateVerifier(request)
-        while json.loads(await process.stdout.readline())["verifiers"][1]["state"] != "cordoned":
-            pass
-        process.send_signal(2)
-        await process.stdout.read()
-        assert await process.wait() == 0
+
+    async def sleep(seconds: float) -> None:
+        """Stand in for the sleep between two lists: cordon v2 after the first, and press Ctrl-C once that shows."""
+        [line] = capsys.readouterr().out.splitlines()
+        shown.append([verifier["state"] for verifier in json.loads(line)["verifiers"]])
+        waits.append(seconds)
+        if shown[-1] == ["serving", "cordoned"] or len(shown) == 1_000:
+            raise KeyboardInterrupt
+        if len(shown) == 1:
+            asyncio.run_coroutine_threadsafe(cordoned(), loop).result(30.0)
+
+    monkeypatch.setattr(output, "asyncio", types.SimpleNamespace(run=asyncio.run, sleep=sleep))
+    assert await outrider("verifiers", "list", "-o", "json", "--watch", "7") == (0, "", "")
+    assert shown[0] == ["serving", "serving"] and shown[-1] == ["serving", "cordoned"]
+    assert set(waits) == {7.0}
