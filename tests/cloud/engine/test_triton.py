@@ -309,7 +309,8 @@ def test_tokens_chosen_on_the_device_are_those_of_the_host(dtype: torch.dtype) -
     assert found.count(None) <= 4 + 4
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=NIGHTLY)])
+@NIGHTLY
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_kernels_compile_for_gpus_and_fit_them(dtype: str, tmp_path: Path) -> None:
     variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("triton_compiles.py")
