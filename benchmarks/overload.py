@@ -217,21 +217,10 @@ async def clients(
         yield made
 
 
-@contextlib.asynccontextmanager
-async def serving(pair: Pair, slots: int, *, coordinator: bool = True) -> AsyncIterator[Cluster]:
-    """Run a verifier with so many slots, with a coordinator or without, and keep this process on another core."""
-    verifier_core, own_core = harness.cores()
-    async with harness.cluster() as cluster:
-        if coordinator:
-            await cluster.start_coordinator(*harness.LOOPBACK, cores=[own_core])
-        models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1", "--dtype", "float32")
-        await cluster.start_verifier(*models, "--max-sessions", str(slots), cores=[verifier_core])
-        available = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {own_core})
-        try:
-            yield cluster
-        finally:
-            os.sched_setaffinity(0, available)
+def serving(pair: Pair, slots: int, *, coordinator: bool = True) -> contextlib.AbstractAsyncContextManager[Cluster]:
+    """Run a verifier with so many slots, with a coordinator or without."""
+    options = ("--dtype", "float32", "--max-sessions", str(slots))
+    return harness.one_verifier(pair, *options, coordinator=() if coordinator else None)
 
 
 async def measure_crowds(options: argparse.Namespace, pair: Pair, prompts: Sequence[Sequence[int]]) -> None:

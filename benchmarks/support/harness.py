@@ -270,16 +270,17 @@ async def one_verifier(
     *options: str,
     prefix_cache: bool = True,
     throttle: Mapping[str, str] | None = None,
-    coordinator: Sequence[str] = (),
+    coordinator: Sequence[str] | None = (),
 ) -> AsyncIterator[Cluster]:
     """Run a verifier of the pair on one core, with the coordinator and this process on the other.
 
-    options, coordinator: further options of the verifier, and of the coordinator. prefix_cache, throttle: as for
-    `cluster`.
+    options, coordinator: further options of the verifier, and of the coordinator, of which there is none with None.
+    prefix_cache, throttle: as for `cluster`.
     """
     verifier_core, device_core = cores()
     async with cluster(prefix_cache=prefix_cache, throttle=throttle) as running:
-        await running.start_coordinator(*LOOPBACK, *coordinator, cores=[device_core])
+        if coordinator is not None:
+            await running.start_coordinator(*LOOPBACK, *coordinator, cores=[device_core])
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         await running.start_verifier(*models, *options, cores=[verifier_core])
         available = os.sched_getaffinity(0)

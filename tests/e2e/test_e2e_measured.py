@@ -7,9 +7,9 @@ import contextlib
 from typing import Any
 
 import grpc
-from delay_proxy import DelayProxy
 from shared_cluster import ADMIN, KEYS, NAME, Cluster, bearer, until
 
+from benchmarks.support.network_proxy import DelayProxy
 from edge_agent import AsyncClient, Client
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
