@@ -139,7 +139,8 @@ def _next_version(weights: str, known: Sequence[pb.Release]) -> int:
 
 def _document(release: pb.Release) -> Document:
     manifest = read_unverified(release.manifest)
-    state = pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower()
+    known_here = release.state in pb.ReleaseState.values()  # a newer coordinator may have more states
+    state = pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower() if known_here else "unknown"
     signed_by = pb.SignedManifest.FromString(release.manifest).key_id
     known = {"release": manifest.digest, "signed_by": signed_by, **asdict(manifest), **fields(release, "manifest")}
     return {**known, "state": state}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from releasing import SIGNER, name_of, publish, signed, states, steer
 
 from coordinator import cli
+from coordinator.cli import releases
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -86,3 +88,11 @@ async def test_going_back_with_another_key_than_devices_know_is_refused(outrider
     assert (code, out) == (2, "")
     assert f"signed with {SIGNER.key_id}" in err
     assert await states(coordinator) == {1: SUPERSEDED, 2: STABLE}
+
+
+async def test_a_state_that_only_a_newer_coordinator_knows_is_shown_as_unknown() -> None:
+    async def call(*_: object) -> pb.ListReleasesResponse:
+        return pb.ListReleasesResponse(releases=[pb.Release(manifest=signed(1), state=99)])
+
+    shown = await releases.list_releases(argparse.Namespace(limit=10), call)
+    assert shown.document["releases"][0]["state"] == "unknown"
