@@ -81,10 +81,9 @@ class ReleaseHandlers:
             if self._artifacts is not None:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
         new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, time.time(), "published")
-        track = await self._releases.change(
+        track = await self._change(
             manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._share)
         )
-        await self._keep()
         published = track.find(raw) or new
         log.info("release %s, version %d: %s", published.name, published.version, published.state.value)
         return published.state
@@ -113,8 +112,7 @@ class ReleaseHandlers:
             release = track.find(chosen.manifest)
             return lifecycle.apply(track, release, action, time.time(), self._share) if release else track
 
-        after = await self._releases.change(track.weights, applied)
-        await self._keep()
+        after = await self._change(track.weights, applied)
         release = after.find(chosen.manifest) or chosen
         log.info("%s of release %s by an operator: %s", action.value, release.name, release.state.value)
         return release
@@ -171,15 +169,13 @@ class ReleaseHandlers:
             return
 
         def settled(track: ReleaseTrack) -> ReleaseTrack:
-            decision = lifecycle.judge(
-                track, weighed, bound, window_s, time.time()
-            )  # it may have been pinned meanwhile
+            # It may have been pinned meanwhile.
+            decision = lifecycle.judge(track, weighed, bound, window_s, time.time())
             if decision is None:
                 return track
             return lifecycle.settle(track, canary, *decision, weighed, time.time(), self._share)
 
-        after = await self._releases.change(track.weights, settled)
-        await self._keep()
+        after = await self._change(track.weights, settled)
         decided = after.find(canary.manifest) or canary
         if decided.state is not LifecycleState.CANARY:
             log.warning(
@@ -200,11 +196,15 @@ class ReleaseHandlers:
             _, stored = await self._releases.tracks()
         return stored
 
-    async def _keep(self) -> None:
-        """Copy a decision at once: it must not be lost in the second until the next look."""
-        self._serial_read, stored = await self._releases.tracks()
-        self._serial_read_at = time.monotonic()
-        await self._backup.keep(stored)
+    async def _change(self, weights: str, decide: Callable[[ReleaseTrack], ReleaseTrack]) -> ReleaseTrack:
+        """Change a track and copy it at once: a decision must not be lost in the second until the next look.
+
+        Nothing is read behind the change: if that failed, an operator would take it for undone and promote twice.
+        """
+        track = await self._releases.change(weights, decide)
+        self._serial_read_at = -math.inf
+        await self._backup.keep([track])
+        return track
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
         """Return the evidence of a trial."""

@@ -301,3 +301,18 @@ def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
     other = {d for d in devices if in_canary(d, "another", 0.1)}
     assert len(few & other) < 0.25 * len(few)
     assert not in_canary("", "r", 0.99)
+
+
+async def test_a_promotion_that_was_made_is_not_refused_because_redis_dies_then(coordinator, redis, monkeypatch):
+    """An operator would promote again, and give a canary to all devices without a trial."""
+    await publish(coordinator, signed(1))
+    swap = ReleaseStore.swap
+
+    async def swap_twice_and_die(self, *tracks) -> bool:
+        assert await swap(self, *tracks)
+        assert await swap(self, *tracks)  # as the client does when the first reply was lost
+        redis.stop(kill=True)
+        return True
+
+    monkeypatch.setattr(ReleaseStore, "swap", swap_twice_and_die)
+    assert (await steer(coordinator, 1, PROMOTE)).state == STABLE
