@@ -80,8 +80,6 @@ class ServerSource(Protocol):
     """In statistics and metrics: a short word, one for each class of sources."""
     wants_hidden: bool
     """Whether `observe` needs the last hidden state of each row."""
-    pauses: bool
-    """Whether it pauses while it does not pay; if not, it proposes in every step, for measurements."""
     read_s: float
     """Seconds that the last `propose` took to read more than the last few tokens of sessions, as of their prompts. They
     do not count as the time of proposing."""

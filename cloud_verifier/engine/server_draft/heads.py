@@ -85,9 +85,8 @@ class HeadsSource:
     wants_hidden = True
     read_s = 0.0
 
-    def __init__(self, heads: Heads, target: TargetLayers, *, vocabulary: int, pauses: bool = True) -> None:
+    def __init__(self, heads: Heads, target: TargetLayers, *, vocabulary: int) -> None:
         """Propose ids below `vocabulary` alone. heads: on the device of the target, in its dtype."""
-        self.pauses = pauses
         self._heads = heads
         self._target = target
         self._vocabulary = vocabulary
@@ -167,7 +166,7 @@ class HeadsSource:
                 trees[number].append(child)
             level = self._best(grown, trees, requests) if depth < heads.shape.depth else []
             before, reached = reached, _reached(level)
-            if not level or (self.pauses and not self._level.pays(reached, before, requests[0].token_s)):
+            if not level or not self._level.pays(reached, before, requests[0].token_s):
                 break
             states = torch.stack([node.state for _, node in level if node.state is not None])
             inputs, queries, own_keys, own_values = heads.entries(

@@ -92,10 +92,9 @@ class LlamaServerDraft:
         *,
         depth: int,
         vocabulary: int,
-        pauses: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Never propose ids beyond the target's `vocabulary`. pauses: whether it pauses if it does not pay."""
+        """Never propose ids beyond the target's `vocabulary`."""
         self._chains = chains
         self._depth = depth
         self._shared = min(vocabulary, chains.vocab_size)
@@ -105,7 +104,6 @@ class LlamaServerDraft:
         """Sessions that cannot be drafted for any more."""
         self._clock = clock
         self._level = LevelTime()
-        self.pauses = pauses
         self.read_s = 0.0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
@@ -119,7 +117,7 @@ class LlamaServerDraft:
             before, reached = reached, sum(one.acceptance for one in growing)
             if not growing or depth + 1 == self._depth:
                 break
-            if self.pauses and not self._level.pays(reached, before, growing[0].request.token_s):
+            if not self._level.pays(reached, before, growing[0].request.token_s):
                 break
             begun = self._clock()
             rows = self._chains.feed([(one.sequence.number, one.path[len(one.sequence.drafted) :]) for one in growing])

@@ -45,7 +45,6 @@ class NgramSource:
 
     name = "ngram"
     wants_hidden = False
-    pauses = True
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.read_s = 0.0

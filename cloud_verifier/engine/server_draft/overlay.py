@@ -130,8 +130,6 @@ class _Source:
         sessions. sessions: number of the group.
         """
         drafting = self.drafting[beside]
-        if not self.source.pauses:
-            return True, False
         otherwise = max(ready, commits - drafting.gain * sessions)
         return drafting.pays(step, step_s / otherwise), drafting.on_trial
 

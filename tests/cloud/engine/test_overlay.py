@@ -43,7 +43,6 @@ class Knowing:
     """A source that knows what the target will generate, as one could that knows noise and target."""
 
     wants_hidden = False
-    pauses = False
     read_s = 0.0
 
     def __init__(self, expected: Mapping[str, Sequence[int]], right: float = 1.0, name: str = "knowing") -> None:
@@ -196,8 +195,6 @@ def test_drafting_that_does_not_pay_pauses_for_longer_and_longer_until_it_pays_a
 
 class KnowingLate(Knowing):
     """One that finds nothing at first, as n-grams do."""
-
-    pauses = True
 
     def _tree(self, request: ProposalRequest) -> ProposedTree:
         position = request.session.protocol.position

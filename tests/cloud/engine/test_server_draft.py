@@ -108,8 +108,7 @@ def test_sessions_with_a_grammar_gain_and_it_is_followed_along_the_targets_own_t
     for drafts in (False, True):
         paths.clear()
         chains = Chains(target("llama"))
-        draft, ngram = LlamaServerDraft(chains, depth=2, vocabulary=VOCAB, pauses=False), NgramSource()
-        ngram.pauses = False
+        draft, ngram = LlamaServerDraft(chains, depth=2, vocabulary=VOCAB), NgramSource()
         overlay = Overlay([draft, ngram] if drafts else [], clock=lambda: 0.0)
         rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=overlay, grammars=grammars)
         rig.attach("s", client(prompt_of(9), nothing, max_tokens=60, sampling=params))

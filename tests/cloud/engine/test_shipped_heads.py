@@ -32,7 +32,7 @@ def test_the_shipped_heads_give_more_tokens_a_step_and_the_same_ones(temperature
     heads = load_heads(MODELS / "heads.safetensors", f"sha256:{model.weights_hash}")
     tokenizer: Any = tokenizers.Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     received, steps = [], []
-    for sources in ([], [HeadsSource(heads, model, vocabulary=model.vocab_size, pauses=False)]):
+    for sources in ([], [HeadsSource(heads, model, vocabulary=model.vocab_size)]):
         rig = Rig(model, EngineConfig(kv_slots=2048), overlay=Overlay(sources, clock=lambda: 0.0))
         for number, text in enumerate(PROMPTS):
             sampling = SamplingParams(temperature=temperature, seed=number)
