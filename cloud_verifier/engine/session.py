@@ -217,10 +217,10 @@ class PendingNodes:
         probable as the surest of them says.
         """
         device = self._protocol.tree
-        ranked = self._within_window(self._acceptance.ranked(device), directive)
+        found = self._acceptance.estimates(device)
+        ranked = self._within_window(ranked_by(device, found), directive)
         allowed = {node for _, node in ranked[: self.most(directive)]}
         merged, estimates, proposers = TokenTree(device.position), dict[int, float](), dict[int, set[str]]()
-        found = self._acceptance.estimates(device)
         for node in device:
             if node.id in allowed:
                 merged.add(node.id, node.parent, node.token)

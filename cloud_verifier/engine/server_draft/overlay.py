@@ -138,8 +138,6 @@ class _Source:
 class _Draft:
     """Holds what the sources propose for the next step of a session."""
 
-    length: int
-    """Number of the session's tokens then."""
     beside: bool
     """Whether nodes of its device were there or expected."""
     trees: Mapping[str, ProposedTree]
@@ -215,7 +213,7 @@ class Overlay:
                 trees[session_id][name] = tree
         for session in undrafted:
             key = session.session_id
-            self._drafts[key] = _Draft(len(session.tokens), key in near, trees[key])
+            self._drafts[key] = _Draft(key in near, trees[key])
         return any_asked
 
     def extend(
@@ -223,10 +221,8 @@ class Overlay:
     ) -> StepPlan:
         """Return the plan with the nodes that were drafted, all nodes allocated anew by the policy."""
         ready, generating = _sessions(plan, live)
-        drafts = [(s, self._drafts[s.session_id]) for s in generating if s.session_id in self._drafts]
-        offers = [
-            (s, draft.trees) for s, draft in drafts if draft.length == len(s.tokens) and any(draft.trees.values())
-        ]
+        drafts = [(s, self._drafts.get(s.session_id)) for s in generating]
+        offers = [(s, draft.trees) for s, draft in drafts if draft is not None and any(draft.trees.values())]
         if not offers or not plan.node_rows:
             return plan
         for session, trees in offers:
@@ -286,9 +282,7 @@ class Overlay:
     def _is_undrafted(self, session: EngineSession, beside: bool) -> bool:
         """Return whether the sources are to be asked about a session. beside: whether it has nodes or expects some."""
         draft = self._drafts.get(session.session_id)
-        if draft is None or draft.length != len(session.tokens):
-            return True
-        return draft.beside and not beside and not any(draft.trees.values())
+        return draft is None or (draft.beside and not beside and not any(draft.trees.values()))
 
     def _proposed(
         self, one: _Source, requests: Sequence[ProposalRequest], near: frozenset[str]
