@@ -23,6 +23,7 @@ from cloud_verifier.engine.server_draft.base import (
     without_early_ends,
 )
 from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
 
@@ -104,6 +105,8 @@ class LlamaServerDraft:
         """Sessions that cannot be drafted for any more."""
         self._clock = clock
         self._level = LevelTime()
+        self._read_token_s = MovingAverage()
+        """Seconds in which a token of a prompt is read."""
         self.read_s = 0.0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
@@ -139,7 +142,7 @@ class LlamaServerDraft:
 
     def _catch_up(self, requests: Sequence[ProposalRequest]) -> tuple[list[_Draft], Logits | list[Logits]]:
         """Read what was committed since; return sessions that are up to date, and their last logits `[n, V]`."""
-        taken = [(one, sequence) for one in requests if (sequence := self._sequence(one.session)) is not None]
+        taken = [(one, sequence) for one in requests if (sequence := self._sequence(one)) is not None]
         behind = sorted(
             ((self._unread(sequence, one.session), one, sequence) for one, sequence in taken),
             key=lambda one: len(one[0]),
@@ -165,16 +168,23 @@ class LlamaServerDraft:
         tokens = sum(len(now) for _, now in feeds)
         usual = min(self._depth, USUAL_TOKENS)  # a session that is drafted for in every step has to read these
         more = sum(len(now) - usual for _, now in feeds if len(now) > USUAL_TOKENS)
-        self.read_s = (self._clock() - begun) * more / tokens
+        token_s = (self._clock() - begun) / tokens
+        self.read_s = token_s * more
+        if more:
+            self._read_token_s.add(token_s)
         return rows
 
-    def _sequence(self, session: EngineSession) -> _Sequence | None:
-        """Return the session's sequence; None if none is free, or if the context or vocabulary lacks its tokens."""
+    def _sequence(self, request: ProposalRequest) -> _Sequence | None:
+        """Return the session's sequence; None if none is free, if the context or vocabulary lacks its tokens, or if
+        reading them takes longer than the target takes for what is left to generate."""
+        session = request.session
         if session.session_id in self._refused:
             return None
         sequence = self._sequences.get(session.session_id)
-        known = sequence.agreed if sequence else 0
-        if len(session.tokens) + self._depth > self._chains.length or max(session.tokens[known:]) >= self._shared:
+        new = session.tokens[sequence.agreed if sequence else 0 :]
+        read_s = len(new) * self._read_token_s.value if len(new) > USUAL_TOKENS else 0.0
+        too_long = len(session.tokens) + self._depth > self._chains.length or read_s > session.left * request.token_s
+        if too_long or max(new) >= self._shared:
             self.release(session.session_id)
             self._refused.add(session.session_id)
             return None

@@ -90,6 +90,17 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target, refer
     assert chains.most == 4  # all sessions in one decode
 
 
+def test_a_prompt_is_not_read_for_an_answer_that_takes_the_target_less_time(target: Target) -> None:
+    chains = Chains(target("llama"))  # a second for each token that it reads, more than any step takes
+    draft = LlamaServerDraft(chains, depth=3, vocabulary=VOCAB, clock=lambda: float(chains.fed))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=lambda: 0.0))
+    for name in ("first", "second"):
+        before = chains.fed
+        rig.attach(name, client(prompt_of(60), nothing, max_tokens=4, ignore_eos=True))
+        rig.run()
+        assert (chains.fed - before >= 60) is (name == "first"), "what reading takes is measured with the first one"
+
+
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9, seed=5)])
 def test_sessions_with_a_grammar_gain_and_it_is_followed_along_the_targets_own_tokens_alone(
     sampling: SamplingParams, target: Target, monkeypatch: pytest.MonkeyPatch
