@@ -86,8 +86,9 @@ class TenantKeys:
             raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        held = pb.TenantLimits(**asdict(quotas.limits_from(own, self._defaults)))
-        return pb.Tenant(name=name, created_unix=int(made) / 1000, limits=held, use=pb.TenantUse()), key
+        created, held = made
+        in_force = pb.TenantLimits(**asdict(quotas.limits_from(held, self._defaults)))
+        return pb.Tenant(name=name, created_unix=int(created) / 1000, limits=in_force, use=pb.TenantUse()), key
 
     async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> pb.Tenant:
         """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""

@@ -2,7 +2,7 @@
 -- revoked ones are forgotten, with their limits.
 -- KEYS: 1 tenants HASH, 2 tenant-keys HASH, 3 tenant-limits HASH
 -- ARGV: 1 name, 2 hash of its key, 3 most tenants that are kept, 4 its limits (coordinator.store.quotas; '' leaves them)
--- Returns when it was created (ms), 'exists', or 'full'.
+-- Returns {when it was created (ms), its limits ('' none)}, 'exists', or 'full'.
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 if known and string.match(known, '^%d+ 0 ') then
   return 'exists'
@@ -26,4 +26,4 @@ redis.call('HSET', KEYS[2], ARGV[2], ARGV[1])
 if ARGV[4] ~= '' then
   redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
 end
-return now
+return {now, redis.call('HGET', KEYS[3], ARGV[1]) or ''}
