@@ -37,9 +37,6 @@ LIMITS = SessionLimits()
 """Limits of every session; windows stay below."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
-MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
-MAX_TOKENS = 1_000_000_000
-"""Bounds of tenants' limits."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,10 @@ class TenantLimits:
     """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
     max_streams: int = 0
     """Streams at once at one verifier."""
+
+
+GREATEST_LIMITS = TenantLimits(1_000_000, 1_000_000, 1_000_000_000, 1_000_000)
+"""Bounds of tenants' limits."""
 
 
 class CoordinatorConfig(BaseSettings):
@@ -96,17 +97,17 @@ class CoordinatorConfig(BaseSettings):
     """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
     loopback may start without tenants, since operators can create them."""
 
-    tenant_max_places: int = Field(0, ge=0, le=MAX_PLACES)
+    tenant_max_places: int = Field(0, ge=0, le=GREATEST_LIMITS.max_places)
     """The most places that one tenant's sessions hold at once; 0 is no limit. This and the next three are for tenants
     whose callers show a key, and hold where `outrider tenants set` says nothing else. While others wait, a tenant with
     more places than they have gets no further one in any case."""
-    tenant_opens_per_minute: int = Field(6_000, ge=0, le=MAX_OPENS)
+    tenant_opens_per_minute: int = Field(6_000, ge=0, le=GREATEST_LIMITS.opens_per_minute)
     """The most sessions that one tenant opens in a minute, or at once after a minute without any; 0 is no limit. It
     bounds what a flood costs the coordinator, and the memory of Redis."""
-    tenant_tokens_per_minute: int = Field(0, ge=0, le=MAX_TOKENS)
+    tenant_tokens_per_minute: int = Field(0, ge=0, le=GREATEST_LIMITS.tokens_per_minute)
     """Tokens per minute that one tenant may have generated; 0 is no limit. Beyond it no session is opened until the
     average is kept again; live sessions finish."""
-    tenant_max_streams: int = Field(0, ge=0, le=MAX_STREAMS)
+    tenant_max_streams: int = Field(0, ge=0, le=GREATEST_LIMITS.max_streams)
     """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
 
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)

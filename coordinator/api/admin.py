@@ -8,22 +8,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
-from typing import Literal
 
 from coordinator.api.authentication import Authenticator, Caller, tenant_name
 from coordinator.api.metrics import CoordinatorCounters
 from coordinator.api.services import rpc, session_id, verifier_id
 from coordinator.api.tenant_keys import TenantKeys
-from coordinator.config import (
-    MAX_OPENS,
-    MAX_PLACES,
-    MAX_STREAMS,
-    MAX_TOKENS,
-    SESSION_MS,
-    TICKET_MS,
-    CoordinatorConfig,
-)
+from coordinator.config import GREATEST_LIMITS, SESSION_MS, TICKET_MS, CoordinatorConfig
 from coordinator.records import Window, WindowBounds, WindowDecision
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import LifecycleState, Release, ReleaseAction
@@ -53,12 +43,6 @@ MAX_DRAFT_WAIT_MS = 60_000.0
 """Draft wait of a pinned window."""
 MAX_PER_LEVEL = 16.0
 """Nodes per level of a pinned window."""
-_MOST: Mapping[Literal["max_places", "opens_per_minute", "tokens_per_minute", "max_streams"], int] = {
-    "max_places": MAX_PLACES,
-    "opens_per_minute": MAX_OPENS,
-    "tokens_per_minute": MAX_TOKENS,
-    "max_streams": MAX_STREAMS,
-}
 _HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
 _VERIFIER_ACTIONS = {
     pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
@@ -246,11 +230,9 @@ class AdminServicer(stubs.AdminServicer):
 
 def _limits(limits: pb.TenantLimits) -> dict[str, int]:
     """Return the limits that are to be set, by their names."""
-    found: dict[str, int] = {}
-    for name, most in _MOST.items():
-        if limits.HasField(name):
-            found[name] = getattr(limits, name)
-            at_most(f"limits.{name}", found[name], most)
+    found: dict[str, int] = {field.name: value for field, value in limits.ListFields()}  # a 0 that is given, too
+    for name, value in found.items():
+        at_most(f"limits.{name}", value, getattr(GREATEST_LIMITS, name))
     return found
 
 
