@@ -93,7 +93,8 @@ class TrafficCounter:
             self._incumbent, self._since, self._newest = incumbent, since_unix, since_unix
             self._ends, self._classes, self._tenants = {}, {}, {}
         now = self._clock()
-        for passage in self._log.read(max(since_unix, self._newest - LATE_S), whole=False):
+        passages = self._log.read(max(since_unix, self._newest - LATE_S), whole=False)
+        for passage in sorted(passages, key=lambda one: one.time_unix):  # segments of several verifiers overlap
             # A verifier's clock may be ahead: its passages are counted later, so that `_newest` is not in the future.
             if since_unix < passage.time_unix <= now and passage.weights_hash == self._weights_hash:
                 self._add(passage)

@@ -55,9 +55,14 @@ def test_looking_again_counts_only_what_is_new_even_if_it_comes_late() -> None:
     assert counting.count(0.0, OURS)[0]["code"].tokens == 142
 
 
+def test_a_session_of_two_verifiers_counts_whole_whichever_segment_comes_first() -> None:
+    here, there = ([passage("a", 10, "code", 1.0 + i, start=10 * i) for i in range(k, 9, 2)] for k in (0, 1))
+    assert counter(FakeLog([*here, *there, *here])).count(0.0, OURS)[0]["code"].tokens == 90
+
+
 def test_acceptance_is_that_of_the_latest_tokens() -> None:
     log = FakeLog(
-        [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)]
+        [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(22, 0, -1)]
     )
     traffic, _ = counter(log, window=200).count(0.0, OURS)
     assert traffic["code"] == ClassTraffic(tokens=2_200, judged=200, guessed=40)
