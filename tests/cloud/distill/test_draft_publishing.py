@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import stat
 from pathlib import Path
 
 import pytest
-from loop_fakes import SIGNER, TARGET, World
+from loop_fakes import SIGNER, TARGET, World, killed_at
 
+from cloud_verifier.distill.publishing import publisher as publisher_module
 from cloud_verifier.distill.publishing.publisher import create_key
 from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, SUPERSEDED
+from outrider.artifacts import atomic_files
+from outrider.artifacts import store as artifact_store
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 from outrider.wire.ticket import Signer
+
+MODULES = (publisher_module, artifact_store, atomic_files)
+NIGHTLY = bool(os.environ.get("OUTRIDER_NIGHTLY"))
 
 
 @pytest.fixture
@@ -54,6 +62,27 @@ async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -
     theirs = Manifest(1, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
     await world.releases.publish(sign(theirs, SIGNER))
     assert (await world.publisher().publish(*one)).manifest.version == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
+def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> None:
+    line = kills = 0
+    while True:
+        folder = tmp_path / str(line)
+        folder.mkdir()
+        world = World(folder)
+        one = draft(world)
+        ended = killed_at(line, MODULES, lambda world=world, one=one: world.publisher().publish(*one))
+        again = killed_at(1_000_000, MODULES, lambda world=world, one=one: world.publisher().publish(*one))
+        assert again is not None and world.releases.versions == [1]
+        assert again.raw == world.releases.published[0], "what is signed twice is two releases of one version"
+        place = world.folder / "artifacts" / f"{again.digest}.gguf"
+        assert file_digest(place) == again.digest
+        if ended is not None:
+            break
+        line, kills = line + (1 if NIGHTLY else 5), kills + 1
+    assert kills > (40 if NIGHTLY else 8)
+    gc.collect()  # files that killed runs left open are reported here, not in a later test
 
 
 async def test_a_stable_release_that_was_forgotten_is_stable_again(world: World) -> None:
