@@ -9,17 +9,12 @@ import logging
 import re
 import time
 
-from coordinator.api.authentication import Authenticator, Caller, tenant_name
-from coordinator.api.metrics import CoordinatorCounters
-from coordinator.api.services import rpc, session_id, verifier_id
-from coordinator.api.tenant_keys import TenantKeys
-from coordinator.config import GREATEST_LIMITS, SESSION_MS, TICKET_MS, CoordinatorConfig
+from coordinator.api.authentication import Caller, tenant_name
+from coordinator.api.services import Servicer, rpc, session_id, verifier_id
+from coordinator.config import GREATEST_LIMITS, SESSION_MS, TICKET_MS
 from coordinator.records import Window, WindowBounds, WindowDecision
-from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import LifecycleState, Release, ReleaseAction
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
-from coordinator.store.sessions import SessionStore, WindowStore
-from coordinator.store.verifiers import VerifierStore
+from coordinator.store.redis_store import SESSIONS_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.text import short_id
 from outrider.wire.bounds import at_most
@@ -50,36 +45,21 @@ _VERIFIER_ACTIONS = {
 _RELEASE_ACTIONS = {pb.ReleaseAction.Value(f"RELEASE_ACTION_{action.name}"): action for action in ReleaseAction}
 
 
-class AdminServicer(stubs.AdminServicer):
+class AdminServicer(Servicer, stubs.AdminServicer):
     """The calls of operators, who have the admin token."""
 
-    def __init__(
-        self,
-        store: RedisStore,
-        verifiers: VerifierStore,
-        config: CoordinatorConfig,
-        counters: CoordinatorCounters,
-        authenticator: Authenticator,
-        tenants: TenantKeys,
-        releases: ReleaseHandlers,
-    ) -> None:
-        self.counters = counters
-        self._store_name = store.name
-        self._verifiers, self._sessions, self._windows = verifiers, SessionStore(store), WindowStore(store)
-        self._config = config
-        self._authenticator = authenticator
-        self._tenants = tenants
-        self._releases = releases
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._started = time.monotonic()
 
     @rpc
     async def Status(self, request: pb.StatusRequest, caller: Caller) -> pb.StatusResponse:
-        ids = [*await self._verifiers.fleet()]
-        held, total = await self._sessions.held(ids, STATUS_ENTRIES)
+        ids = [*await self.verifiers.fleet()]
+        held, total = await self.sessions.held(ids, STATUS_ENTRIES)
         return pb.StatusResponse(
-            verifiers=await self._verifiers.find(ids[:STATUS_ENTRIES]),
-            sessions=await self._sessions.find(held),
-            store=self._store_name,
+            verifiers=await self.verifiers.find(ids[:STATUS_ENTRIES]),
+            sessions=await self.sessions.find(held),
+            store=self.store.name,
             uptime_s=time.monotonic() - self._started,
             total_verifiers=len(ids),
             total_sessions=total,
@@ -91,13 +71,13 @@ class AdminServicer(stubs.AdminServicer):
         limit = _limit(request.limit)
         after = verifier_id("after", request.after) if request.after else ""
         if request.verifier_id:
-            found = await self._verifiers.find([verifier_id("verifier_id", request.verifier_id)])
+            found = await self.verifiers.find([verifier_id("verifier_id", request.verifier_id)])
             if not found:
                 raise _no_verifier(request.verifier_id)
             return pb.ListVerifiersResponse(verifiers=found)
-        ids = [name for name in await self._verifiers.fleet() if name > after]
+        ids = [name for name in await self.verifiers.fleet() if name > after]
         following = ids[limit - 1] if len(ids) > limit else ""
-        return pb.ListVerifiersResponse(verifiers=await self._verifiers.find(ids[:limit]), next=following)
+        return pb.ListVerifiersResponse(verifiers=await self.verifiers.find(ids[:limit]), next=following)
 
     @rpc
     async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: Caller) -> pb.UpdateVerifierResponse:
@@ -106,10 +86,10 @@ class AdminServicer(stubs.AdminServicer):
         if action is None:
             raise BadRequest.bound("action", request.action, "CORDON, UNCORDON or DRAIN")
         name = verifier_id("verifier_id", request.verifier_id)
-        if not await self._verifiers.update(name, action, keep_ms=CORDON_MS):
+        if not await self.verifiers.update(name, action, keep_ms=CORDON_MS):
             raise _no_verifier(name)
         log.info("%s of verifier %s by an operator", action, name)
-        return pb.UpdateVerifierResponse(verifier=next(iter(await self._verifiers.find([name])), None))
+        return pb.UpdateVerifierResponse(verifier=next(iter(await self.verifiers.find([name])), None))
 
     @rpc
     async def ListSessions(self, request: pb.ListSessionsRequest, caller: Caller) -> pb.ListSessionsResponse:
@@ -123,11 +103,11 @@ class AdminServicer(stubs.AdminServicer):
         limit = _limit(request.limit)
         if request.session_id:
             one = session_id(request.session_id)
-            found = await self._sessions.find((name, one) for name in await self._sessions.verifiers_of(one))
+            found = await self.sessions.find((name, one) for name in await self.sessions.verifiers_of(one))
             if not found:
                 raise _no_session(one)
             return pb.ListSessionsResponse(sessions=found[:1])
-        ids = [*await self._verifiers.fleet()]
+        ids = [*await self.verifiers.fleet()]
         if of_verifier and of_verifier not in ids:
             raise _no_verifier(of_verifier)
         names = [of_verifier] if of_verifier else [name for name in ids if name >= after[0]]
@@ -137,7 +117,7 @@ class AdminServicer(stubs.AdminServicer):
     async def KillSession(self, request: pb.KillSessionRequest, caller: Caller) -> pb.KillSessionResponse:
         """End a session for good and return the verifier that served it last. Raises NotFound."""
         name = session_id(request.session_id)
-        verifier_ids = await self._sessions.kill(name, keep_ms=SESSION_MS, ticket_ms=TICKET_MS)
+        verifier_ids = await self.sessions.kill(name, keep_ms=SESSION_MS, ticket_ms=TICKET_MS)
         if not verifier_ids:
             raise _no_session(name)
         log.info("session %s on verifier %s was killed by an operator", short_id(name), verifier_ids[0])
@@ -145,33 +125,33 @@ class AdminServicer(stubs.AdminServicer):
 
     @rpc
     async def CreateTenant(self, request: pb.CreateTenantRequest, caller: Caller) -> pb.CreateTenantResponse:
-        tenant, key = await self._tenants.create(request.name, _limits(request.limits))
+        tenant, key = await self.tenants.create(request.name, _limits(request.limits))
         return pb.CreateTenantResponse(tenant=tenant, key=key)
 
     @rpc
     async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
         after = tenant_name(request.after) if request.after else ""
-        found, following = await self._tenants.listed(after, _limit(request.limit))
-        anonymous = await self._authenticator.admits_anybody()
+        found, following = await self.tenants.listed(after, _limit(request.limit))
+        anonymous = await self.authenticator.admits_anybody()
         return pb.ListTenantsResponse(tenants=found, next=following, anonymous=anonymous)
 
     @rpc
     async def SetTenantLimits(self, request: pb.SetTenantLimitsRequest, caller: Caller) -> pb.SetTenantLimitsResponse:
-        tenant = await self._tenants.set_limits(request.name, _limits(request.limits), afresh=request.defaults)
+        tenant = await self.tenants.set_limits(request.name, _limits(request.limits), afresh=request.defaults)
         return pb.SetTenantLimitsResponse(tenant=tenant)
 
     @rpc
     async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:
-        return pb.RevokeTenantResponse(tenant=await self._tenants.revoke(request.name))
+        return pb.RevokeTenantResponse(tenant=await self.tenants.revoke(request.name))
 
     @rpc
     async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:
         """Return the decisions on one session's window, or on all as far as an answer lists them, and the bounds."""
         one = session_id(request.session_id) if request.session_id else ""
-        decisions = (await self._windows.decisions([*await self._verifiers.fleet()])).values()
+        decisions = (await self.windows.decisions([*await self.verifiers.fleet()])).values()
         found = [decision for decision in decisions if one in ("", decision.session_id)]
         shown = found[:STATUS_ENTRIES]
-        bounds = await self._windows.bounds([decision.session_id for decision in shown])
+        bounds = await self.windows.bounds([decision.session_id for decision in shown])
         return pb.ListWindowsResponse(
             windows=[_decision_to_proto(decision, bounds.get(decision.session_id)) for decision in shown],
             default_bounds=_bounds_to_proto(bounds.get("")),
@@ -183,20 +163,20 @@ class AdminServicer(stubs.AdminServicer):
         """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
         of = session_id(request.session_id) if request.session_id else ""
         bounds = _bounds_from_proto(request.bounds) if request.HasField("bounds") else None
-        if not self._config.window_control:
+        if not self.config.window_control:
             raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
-        if not await self._windows.set_bounds(of, bounds):
+        if not await self.windows.set_bounds(of, bounds):
             raise _no_session(of)
         return pb.SetWindowBoundsResponse()
 
     @rpc
     async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: Caller) -> pb.PublishReleaseResponse:
-        state = await self._releases.publish(request.manifest)
+        state = await self.releases.publish(request.manifest)
         return pb.PublishReleaseResponse(state=_state_to_proto(state))
 
     @rpc
     async def ListReleases(self, request: pb.ListReleasesRequest, caller: Caller) -> pb.ListReleasesResponse:
-        serial, found = await self._releases.releases(_hash_beginning(request.release) if request.release else "")
+        serial, found = await self.releases.releases(_hash_beginning(request.release) if request.release else "")
         return pb.ListReleasesResponse(releases=map(_release_to_proto, found), serial=serial)
 
     @rpc
@@ -204,7 +184,7 @@ class AdminServicer(stubs.AdminServicer):
         action = _RELEASE_ACTIONS.get(request.action)
         if action is None:
             raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
-        release = await self._releases.apply(_hash_beginning(request.release), action)
+        release = await self.releases.apply(_hash_beginning(request.release), action)
         return pb.UpdateReleaseResponse(release=_release_to_proto(release))
 
     async def _page(
@@ -214,10 +194,10 @@ class AdminServicer(stubs.AdminServicer):
         found: list[pb.SessionStatus] = []
         scanned = 0
         for name in verifier_ids:
-            rest = [(name, held) for held in await self._sessions.held_by(name) if (name, held) > after]
+            rest = [(name, held) for held in await self.sessions.held_by(name) if (name, held) > after]
             for start in range(0, len(rest), SESSIONS_AT_ONCE):
                 batch = rest[start : start + SESSIONS_AT_ONCE]
-                for session in await self._sessions.find(batch):
+                for session in await self.sessions.find(batch):
                     if tenant in ("", session.telemetry.tenant):
                         found.append(session)
                     if len(found) == limit:

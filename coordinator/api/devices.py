@@ -10,17 +10,12 @@ import time
 from dataclasses import replace
 
 from coordinator import placement
-from coordinator.api.authentication import Authenticator, Caller
-from coordinator.api.metrics import CoordinatorCounters
-from coordinator.api.services import rpc, session_id, verifier_id
-from coordinator.api.ticket_key import TicketKeys
-from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S, CoordinatorConfig
+from coordinator.api.authentication import Caller
+from coordinator.api.services import Servicer, rpc, session_id, verifier_id
+from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S
 from coordinator.records import PlacementRequest, WorkloadKey
-from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import LifecycleState
-from coordinator.store.redis_store import RedisStore
-from coordinator.store.sessions import EPOCH_SPAN, Placement, SessionStore, WindowStore
-from coordinator.store.verifiers import VerifierStore
+from coordinator.store.sessions import EPOCH_SPAN, Placement
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
@@ -51,25 +46,11 @@ BUSY_S = 1.0
 _NO_TARGET = Target("", "", "")
 
 
-class CoordinatorServicer(stubs.CoordinatorServicer):
-    """The calls of devices; the caller is a tenant. It holds no state that another coordinator would miss."""
+class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
+    """The calls of devices; the caller is a tenant."""
 
-    def __init__(
-        self,
-        store: RedisStore,
-        verifiers: VerifierStore,
-        keys: TicketKeys,
-        config: CoordinatorConfig,
-        counters: CoordinatorCounters,
-        authenticator: Authenticator,
-        releases: ReleaseHandlers,
-    ) -> None:
-        self.counters = counters
-        self._verifiers, self._sessions, self._windows = verifiers, SessionStore(store), WindowStore(store)
-        self._keys = keys
-        self._tenant_limits = config.tenant_limits
-        self._authenticator = authenticator
-        self._releases = releases
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._draw = random.Random()
         self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
         self._waiting = dict.fromkeys(self._turns, 0)
@@ -87,7 +68,7 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
             traffic=label("traffic_class", request.traffic_class),
             device_id=label("device_id", request.device_id),
         )
-        recording, name = self._authenticator.recording(caller.name), secrets.token_hex(16)
+        recording, name = self.authenticator.recording(caller.name), secrets.token_hex(16)
         keep_s = recording.keep_s_of(name)
         given = (wanted.draft, wanted.traffic, keep_s, keep_s > 0 and recording.prompts)
         claims = Claims(name, caller.name, "", 0, 0, 0.0, LIMITS, _NO_TARGET, *given, caller.api_key_id)
@@ -124,13 +105,13 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
 
         Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
         """
-        await self._sessions.close(self._owner(caller.name, request), keep_ms=TICKET_MS)
+        await self.sessions.close(self._owner(caller.name, request), keep_ms=TICKET_MS)
         return pb.CloseSessionResponse()
 
     @rpc
     async def ListTargets(self, request: pb.ListTargetsRequest, caller: Caller) -> pb.ListTargetsResponse:
         """Return what the live verifiers serve, each target identity once."""
-        found = set((await self._verifiers.fleet_within(AGAIN_S)).values())
+        found = set((await self.verifiers.fleet_within(AGAIN_S)).values())
         ordered = sorted(found, key=lambda target: (target.name, target.weights_hash))
         return pb.ListTargetsResponse(targets=map(target_to_proto, ordered))
 
@@ -138,10 +119,10 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
     async def OfferRelease(self, request: pb.OfferReleaseRequest, caller: Caller) -> pb.OfferReleaseResponse:
         label("in_use", request.in_use)
         target = text("target", request.target, 1, MAX_TARGET_TEXT)
-        serial, release = await self._releases.offer(target, label("device_id", request.device_id))
+        serial, release = await self.releases.offer(target, label("device_id", request.device_id))
         if release is None:
             return pb.OfferReleaseResponse(serial=serial)
-        canary, base_url = release.state is LifecycleState.CANARY, self._releases.base_url
+        canary, base_url = release.state is LifecycleState.CANARY, self.releases.base_url
         return pb.OfferReleaseResponse(serial=serial, manifest=release.manifest, canary=canary, base_url=base_url)
 
     async def _place(self, claims: Claims, request: PlacementRequest) -> pb.OpenSessionResponse:
@@ -178,7 +159,7 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
         fleet: placement.Fleet = {}
         refused: OutriderError | None = None
         for age_s in (FLEET_S, AGAIN_S):
-            before, fleet = fleet, await self._verifiers.fleet_within(age_s)
+            before, fleet = fleet, await self.verifiers.fleet_within(age_s)
             if refused is not None and fleet is before:
                 break
             try:
@@ -187,7 +168,7 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
                 refused = error
                 continue
             ranked = placement.candidates(fleet, named, self._draw)
-            placed = await self._sessions.place(claims, named, ranked, self._tenant_limits)
+            placed = await self.sessions.place(claims, named, ranked, self.config.tenant_limits)
             if not isinstance(placed, int):
                 return placed
             refused = placement.refusal(fleet, named, placed)
@@ -205,21 +186,21 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
             primary=self._grant(kept, *placed.primary, placed.epoch),
             standby=self._grant(waiting, *placed.standby, placed.epoch + EPOCH_SPAN) if placed.standby else None,
             expires_unix=expires_unix,
-            release_serial=await self._releases.serial(),
+            release_serial=await self.releases.serial(),
         )
 
     def _grant(self, claims: Claims, grant: pb.Grant, target: Target, first: int) -> pb.Grant:
         """Return the grant of a verifier with its ticket and limits."""
         last = first + EPOCH_SPAN - 1
         claims = replace(claims, audience=grant.verifier_id, epoch_first=first, epoch_last=last, target=target)
-        grant.ticket, grant.epoch_first, grant.epoch_last = self._keys.signer.sign(claims), first, last
+        grant.ticket, grant.epoch_first, grant.epoch_last = self.keys.signer.sign(claims), first, last
         grant.limits.CopyFrom(limits_to_proto(LIMITS))
         return grant
 
     async def _prior(self, workload: WorkloadKey) -> pb.Prior | None:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
         try:
-            known = (await self._windows.priors([workload])).get(workload)
+            known = (await self.windows.priors([workload])).get(workload)
         except Unavailable:
             return None
         if known is None or not (history := known.acceptance_history):
@@ -235,7 +216,7 @@ class CoordinatorServicer(stubs.CoordinatorServicer):
         """Return the claims of a ticket that proves that `tenant` owns the session."""
         named = session_id(request.session_id)
         at_most("bytes of ticket", len(request.ticket), MAX_TICKET_BYTES)
-        known, grace_s = self._keys.public_keys, RESUME_GRACE_S
+        known, grace_s = self.keys.public_keys, RESUME_GRACE_S
         claims = ticket.verify(request.ticket, known, audience=None, now=time.time(), grace_s=grace_s)
         if claims.session_id != named:
             raise PermissionDenied(

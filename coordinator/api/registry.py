@@ -9,15 +9,10 @@ import time
 from collections.abc import Sequence
 
 from coordinator.api.authentication import Caller, tenant_name
-from coordinator.api.metrics import CoordinatorCounters
-from coordinator.api.services import rpc, verifier_id
-from coordinator.api.ticket_key import TicketKeys
-from coordinator.config import LIMITS, CoordinatorConfig
+from coordinator.api.services import Servicer, rpc, verifier_id
+from coordinator.config import LIMITS
 from coordinator.records import WindowDecision
-from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.store.redis_store import RedisStore
-from coordinator.store.sessions import WindowStore
-from coordinator.store.verifiers import Reported, VerifierStore
+from coordinator.store.verifiers import Reported
 from coordinator.window import report_adapter
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, OutriderError, between
@@ -39,23 +34,11 @@ DECIDING_S = 1.0
 verifier waits for three seconds in all, and keeps its sessions' windows for longer."""
 
 
-class RegistryServicer(stubs.RegistryServicer):
-    """The calls of verifiers, which have the join token. It holds no state that another coordinator would miss."""
+class RegistryServicer(Servicer, stubs.RegistryServicer):
+    """The calls of verifiers, which have the join token."""
 
-    def __init__(
-        self,
-        store: RedisStore,
-        verifiers: VerifierStore,
-        keys: TicketKeys,
-        config: CoordinatorConfig,
-        counters: CoordinatorCounters,
-        releases: ReleaseHandlers,
-    ) -> None:
-        self.counters = counters
-        self._verifiers, self._windows = verifiers, WindowStore(store)
-        self._keys = keys
-        self._config = config
-        self._releases = releases
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._deciding = asyncio.Lock()
         """Held by the report that is decided on: threads share one processor, so all at once would all be late."""
 
@@ -68,7 +51,7 @@ class RegistryServicer(stubs.RegistryServicer):
         between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
         name = _identified(request)
         target_from_proto(request.target)  # raises BadRequest
-        if await self._verifiers.register(request, self._config.lease_ms):
+        if await self.verifiers.register(request, self.config.lease_ms):
             log.warning(
                 "verifier %s at %s replaces a live instance of its id; if this repeats, two verifiers share the id",
                 name,
@@ -76,9 +59,9 @@ class RegistryServicer(stubs.RegistryServicer):
             )
         log.info("verifier %s registered at %s", name, request.address)
         return pb.RegisterResponse(
-            lease_ms=self._config.lease_ms,
-            report_interval_ms=self._config.report_interval_ms,
-            public_keys=self._keys.public_keys,
+            lease_ms=self.config.lease_ms,
+            report_interval_ms=self.config.report_interval_ms,
+            public_keys=self.keys.public_keys,
         )
 
     @rpc
@@ -93,22 +76,22 @@ class RegistryServicer(stubs.RegistryServicer):
         for name, tokens in request.tenant_tokens.items():
             tenant_name(name)
             at_most("tenant_tokens", tokens, MAX_REPORTED_TOKENS)
-        found = await self._verifiers.report(request, verifier, sessions, self._config)
+        found = await self.verifiers.report(request, verifier, sessions, self.config)
         if found is None:
-            serial = await self._releases.sample("", (), {})
-            return pb.ReportResponse(public_keys=self._keys.public_keys, release_serial=serial)
+            serial = await self.releases.sample("", (), {})
+            return pb.ReportResponse(public_keys=self.keys.public_keys, release_serial=serial)
         answer = found.answer
         for decision in await self._decisions(request.verifier_id, verifier, sessions, found):
             directive = directive_to_proto(report_adapter.directive(decision, LIMITS))
             answer.directives.add(session_id=decision.session_id, epoch=decision.epoch, directive=directive)
-        answer.public_keys.update(self._keys.public_keys)
-        answer.release_serial = await self._releases.sample(found.weights, sessions, found.devices)
+        answer.public_keys.update(self.keys.public_keys)
+        answer.release_serial = await self.releases.sample(found.weights, sessions, found.devices)
         return answer
 
     @rpc
     async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:
         """End a verifier's lease; nothing happens if it has ended already."""
-        if await self._verifiers.deregister(_identified(request), request.instance):
+        if await self.verifiers.deregister(_identified(request), request.instance):
             log.info("verifier %s left", request.verifier_id)
         return pb.DeregisterResponse()
 
@@ -116,7 +99,7 @@ class RegistryServicer(stubs.RegistryServicer):
         self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
     ) -> Sequence[WindowDecision]:
         """Return the decisions on the sessions' windows; none if that fails, since the lease matters more."""
-        if not self._config.window_control:
+        if not self.config.window_control:
             return ()
         try:
             async with asyncio.timeout(DECIDING_S):
@@ -137,13 +120,13 @@ class RegistryServicer(stubs.RegistryServicer):
         self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
     ) -> Sequence[WindowDecision]:
         """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
-        before = await self._windows.decisions([name])
+        before = await self.windows.decisions([name])
         new = {
             session.session_id: found.workloads[session.session_id]
             for session in sessions
             if session.session_id in found.workloads and report_adapter.wants_prior(session)
         }
-        known = await self._windows.priors(new.values())
+        known = await self.windows.priors(new.values())
         priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
 
         def decide() -> tuple[Sequence[WindowDecision], float]:
@@ -153,7 +136,7 @@ class RegistryServicer(stubs.RegistryServicer):
 
         decisions, seconds = await asyncio.to_thread(decide)
         self.counters.decide(decisions, seconds)
-        await self._windows.set_decisions(name, decisions, keep_ms=2 * self._config.lease_ms)
+        await self.windows.set_decisions(name, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
 
 

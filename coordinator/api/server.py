@@ -52,12 +52,10 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(releases, tenants, embedded)
         server = channels.server(max_rpcs=MAX_RPCS, admit=Admission(authenticator, counters))
-        devices = CoordinatorServicer(store, verifiers, keys, config, counters, authenticator, releases)
-        stubs.add_CoordinatorServicer_to_server(devices, server)  # type: ignore[no-untyped-call]
-        registry = RegistryServicer(store, verifiers, keys, config, counters, releases)
-        stubs.add_RegistryServicer_to_server(registry, server)  # type: ignore[no-untyped-call]
-        admin = AdminServicer(store, verifiers, config, counters, authenticator, tenants, releases)
-        stubs.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
+        shared = store, verifiers, keys, config, counters, authenticator, tenants, releases
+        stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(*shared), server)  # type: ignore[no-untyped-call]
+        stubs.add_RegistryServicer_to_server(RegistryServicer(*shared), server)  # type: ignore[no-untyped-call]
+        stubs.add_AdminServicer_to_server(AdminServicer(*shared), server)  # type: ignore[no-untyped-call]
         watch.health.add_to(server)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()

@@ -1,4 +1,4 @@
-"""Do what every call of a coordinator needs: authenticate the caller, count and trace the call, check ids."""
+"""Hold what all services of a coordinator share: stores and keys, callers, counts and traces, checks of ids."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 
 from coordinator.api.authentication import OPERATOR, VERIFIER, Authenticator, Caller
 from coordinator.api.metrics import CoordinatorCounters
+from coordinator.api.tenant_keys import TenantKeys
+from coordinator.api.ticket_key import TicketKeys
+from coordinator.config import CoordinatorConfig
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.sessions import SessionStore, WindowStore
+from coordinator.store.verifiers import VerifierStore
 from outrider.core.protocol.messages import MAX_SESSION_ID, MAX_VERIFIER_ID
 from outrider.telemetry import logs, traces
 from outrider.wire.admission import Metadata
@@ -28,6 +36,23 @@ _A = TypeVar("_A")
 
 _caller: ContextVar[Caller] = ContextVar("_caller")
 """Who calls, as `Admission` found before the request was read."""
+
+
+@dataclass
+class Servicer:
+    """Has what the calls of all services use. It holds no state that another coordinator would miss."""
+
+    store: RedisStore
+    verifiers: VerifierStore
+    keys: TicketKeys
+    config: CoordinatorConfig
+    counters: CoordinatorCounters
+    authenticator: Authenticator
+    tenants: TenantKeys
+    releases: ReleaseHandlers
+
+    def __post_init__(self) -> None:
+        self.sessions, self.windows = SessionStore(self.store), WindowStore(self.store)
 
 
 def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q, _Context], Awaitable[_A]]:
