@@ -56,7 +56,7 @@ class ReleaseHandlers:
         self.base_url = base_url
         self._releases, self._verifiers = ReleaseStore(store), VerifierStore(store)
         self._backup = ReleaseBackup(config.state_dir, self._releases)
-        self._config, self._share = config, config.canary_share
+        self._config = config
         self._anonymous = anonymous
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
@@ -80,10 +80,9 @@ class ReleaseHandlers:
             _check_target(manifest, await self._verifiers.find())
             if self._artifacts is not None:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
-        new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, time.time(), "published")
-        track = await self._change(
-            manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._share)
-        )
+        now, share = time.time(), self._config.canary_share
+        new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, now, "published", share)
+        track = await self._change(manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time()))
         published = track.find(raw) or new
         log.info("release %s, version %d: %s", published.name, published.version, published.state.value)
         return published.state
@@ -110,7 +109,7 @@ class ReleaseHandlers:
 
         def applied(track: ReleaseTrack) -> ReleaseTrack:
             release = track.find(chosen.manifest)
-            return lifecycle.apply(track, release, action, time.time(), self._share) if release else track
+            return lifecycle.apply(track, release, action, time.time()) if release else track
 
         after = await self._change(track.weights, applied)
         release = after.find(chosen.manifest) or chosen
@@ -173,7 +172,7 @@ class ReleaseHandlers:
             decision = lifecycle.judge(track, weighed, bound, window_s, time.time())
             if decision is None:
                 return track
-            return lifecycle.settle(track, canary, *decision, weighed, time.time(), self._share)
+            return lifecycle.settle(track, canary, *decision, weighed, time.time())
 
         after = await self._change(track.weights, settled)
         decided = after.find(canary.manifest) or canary

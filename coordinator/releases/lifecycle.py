@@ -26,7 +26,7 @@ HISTORY = 32
 _OVER = (LifecycleState.SUPERSEDED, LifecycleState.ROLLED_BACK)
 
 
-def publish(track: ReleaseTrack, new: Release, now: float, share: float) -> ReleaseTrack:
+def publish(track: ReleaseTrack, new: Release, now: float) -> ReleaseTrack:
     """Return the track with another candidate. The stable release's own file is stable at once.
 
     A manifest that is in the track already changes nothing. Raises BadRequest for a version that is not above all that
@@ -43,10 +43,10 @@ def publish(track: ReleaseTrack, new: Release, now: float, share: float) -> Rele
     grown = replace(track, newest=new.version, releases=(new, *track.releases))
     if track.stable is not None and track.stable.name == new.name:
         grown = _renewed(grown, track.stable, new, now)
-    return _trimmed(advance(grown, now, share))
+    return _trimmed(advance(grown, now))
 
 
-def advance(track: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
+def advance(track: ReleaseTrack, now: float) -> ReleaseTrack:
     """Make the newest candidate the canary, unless there is a canary or a pin keeps what is there."""
     running = [
         r for r in track.releases if r.state not in _OVER and not (r.state is LifecycleState.CANDIDATE and r.pinned)
@@ -59,7 +59,7 @@ def advance(track: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
         return track
     if track.canary is not None or (track.stable is not None and track.stable.pinned):
         return track
-    return _begun(track, running[0], now, share, f"on trial with {share:.0%} of the devices")
+    return _begun(track, running[0], now, f"on trial with {running[0].share:.0%} of the devices")
 
 
 def judge(
@@ -104,7 +104,6 @@ def settle(
     reason: str,
     evidence: CanaryEvidence | None,
     now: float,
-    share: float,
 ) -> ReleaseTrack:
     """End the canary's trial with this state, and begin the next. Unchanged if it is not the canary any more."""
     canary = track.canary
@@ -113,18 +112,18 @@ def settle(
     if state is LifecycleState.STABLE and track.stable is not None:
         replaced = f"version {canary.version} is stable in its place"
         track = _moved(track, track.stable, LifecycleState.SUPERSEDED, now, replaced)
-    return advance(_moved(track, canary, state, now, reason, evidence=evidence or canary.evidence), now, share)
+    return advance(_moved(track, canary, state, now, reason, evidence=evidence or canary.evidence), now)
 
 
-def apply(track: ReleaseTrack, release: Release, action: ReleaseAction, now: float, share: float) -> ReleaseTrack:
+def apply(track: ReleaseTrack, release: Release, action: ReleaseAction, now: float) -> ReleaseTrack:
     """Carry out an operator's action. Raises BadRequest if the release's state forbids it, with a way out."""
     match action:
         case ReleaseAction.PROMOTE:
-            return _promote(track, release, now, share)
+            return _promote(track, release, now)
         case ReleaseAction.ROLL_BACK:
-            return _roll_back(track, release, now, share)
+            return _roll_back(track, release, now)
         case ReleaseAction.UNPIN:
-            return advance(_swapped(track, replace(release, pinned=False)), now, share)
+            return advance(_swapped(track, replace(release, pinned=False)), now)
     if release.state in _OVER:
         raise _refused(f"version {release.version} is {_words(release.state)}, for good")
     return _swapped(track, replace(release, pinned=True))
@@ -141,11 +140,11 @@ def find(tracks: Sequence[ReleaseTrack], beginning: str) -> tuple[ReleaseTrack, 
     return found[0]
 
 
-def _begun(track: ReleaseTrack, candidate: Release, now: float, share: float, reason: str) -> ReleaseTrack:
+def _begun(track: ReleaseTrack, candidate: Release, now: float, reason: str) -> ReleaseTrack:
     """Put a candidate on trial. The stable release's own file needs none."""
     if track.stable is not None and track.stable.name == candidate.name:
         return _renewed(track, track.stable, candidate, now)
-    return _moved(track, candidate, LifecycleState.CANARY, now, reason, share=share)
+    return _moved(track, candidate, LifecycleState.CANARY, now, reason, share=candidate.share)
 
 
 def _renewed(track: ReleaseTrack, stable: Release, new: Release, now: float) -> ReleaseTrack:
@@ -158,11 +157,11 @@ def _renewed(track: ReleaseTrack, stable: Release, new: Release, now: float) -> 
     return _moved(track, new, LifecycleState.STABLE, now, reason, pinned=stable.pinned)
 
 
-def _promote(track: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
+def _promote(track: ReleaseTrack, release: Release, now: float) -> ReleaseTrack:
     if release.state is LifecycleState.STABLE:
         return track
     if release.state is LifecycleState.CANARY:
-        return settle(track, release, LifecycleState.STABLE, "promoted by the operator", None, now, share)
+        return settle(track, release, LifecycleState.STABLE, "promoted by the operator", None, now)
     if release.state is not LifecycleState.CANDIDATE:
         raise _refused(
             f"version {release.version} is {_words(release.state)}, and devices that had a newer one take no older one;"
@@ -177,10 +176,10 @@ def _promote(track: ReleaseTrack, release: Release, now: float, share: float) ->
         raise _refused(
             f"version {track.canary.version} is on trial, and there is one trial at a time; promote it or roll it back"
         )
-    return _begun(track, release, now, share, f"put on trial by the operator, with {share:.0%} of the devices")
+    return _begun(track, release, now, f"put on trial by the operator, with {release.share:.0%} of the devices")
 
 
-def _roll_back(track: ReleaseTrack, release: Release, now: float, share: float) -> ReleaseTrack:
+def _roll_back(track: ReleaseTrack, release: Release, now: float) -> ReleaseTrack:
     if release.state is LifecycleState.STABLE:
         raise _refused(
             f"version {release.version} is stable: devices have it and take no older one, so going back is a new"
@@ -190,7 +189,7 @@ def _roll_back(track: ReleaseTrack, release: Release, now: float, share: float) 
     if release.state in _OVER:
         return track
     moved = _moved(track, release, LifecycleState.ROLLED_BACK, now, "rolled back by the operator")
-    return advance(moved, now, share)
+    return advance(moved, now)
 
 
 def _moved(

@@ -77,7 +77,7 @@ class Release:
     reason: str = ""
     """Why it is in this state."""
     share: float = 0.0
-    """Share of the devices that have it while it is the canary."""
+    """Share of the devices that try it: as the canary, and as a candidate for its trial to come."""
     pinned: bool = False
     """Whether it stays in this state, whatever is measured."""
     evidence: CanaryEvidence | None = None

@@ -30,13 +30,13 @@ OVER = (SUPERSEDED, ROLLED_BACK)
 
 def release(version: int, file: int | None = None) -> Release:
     name = f"{version if file is None else file:064x}"
-    return Release(b"manifest %d" % version, version, name, CANDIDATE, 0.0)
+    return Release(b"manifest %d" % version, version, name, CANDIDATE, 0.0, share=SHARE)
 
 
 def published(*versions: int, track: ReleaseTrack | None = None) -> ReleaseTrack:
     track = track or ReleaseTrack("w")
     for version in versions:
-        track = lifecycle.publish(track, release(version), 0.0, SHARE)
+        track = lifecycle.publish(track, release(version), 0.0)
     return track
 
 
@@ -49,11 +49,11 @@ def of(track: ReleaseTrack, version: int) -> Release:
 
 
 def settled(track: ReleaseTrack, state: LifecycleState) -> ReleaseTrack:
-    return lifecycle.settle(track, track.canary, state, "so", CanaryEvidence(), 1.0, SHARE)
+    return lifecycle.settle(track, track.canary, state, "so", CanaryEvidence(), 1.0)
 
 
 def steered(track: ReleaseTrack, version: int, action: ReleaseAction) -> ReleaseTrack:
-    return lifecycle.apply(track, of(track, version), action, 1.0, SHARE)
+    return lifecycle.apply(track, of(track, version), action, 1.0)
 
 
 STABLE_1 = settled(published(1), STABLE)
@@ -78,7 +78,7 @@ def test_what_comes_during_a_trial_waits_and_the_newest_goes_next() -> None:
 
 
 def test_the_stable_file_signed_again_is_stable_at_once_and_ends_the_trial_of_an_older_version() -> None:
-    track = lifecycle.publish(published(2, track=STABLE_1), release(3, file=1), 1.0, SHARE)
+    track = lifecycle.publish(published(2, track=STABLE_1), release(3, file=1), 1.0)
     assert states(track) == {1: SUPERSEDED, 2: ROLLED_BACK, 3: STABLE}
 
 
@@ -131,8 +131,8 @@ def test_pins_hold_against_what_is_measured() -> None:
 
 def test_a_decision_that_comes_second_changes_nothing() -> None:
     track = canary()
-    first = lifecycle.settle(track, track.canary, STABLE, "so", BETTER, 1.0, SHARE)
-    assert lifecycle.settle(first, track.canary, ROLLED_BACK, "no", WORSE, 2.0, SHARE) is first
+    first = lifecycle.settle(track, track.canary, STABLE, "so", BETTER, 1.0)
+    assert lifecycle.settle(first, track.canary, ROLLED_BACK, "no", WORSE, 2.0) is first
     assert of(first, 2).evidence == BETTER
 
 
@@ -184,13 +184,13 @@ class ReleaseMachine(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 3), file=st.none() | st.integers(0, 3))
     def publish(self, step: int, file: int | None) -> None:
-        self.track = lifecycle.publish(self.track, release(self.track.newest + step, file), self.now, SHARE)
+        self.track = lifecycle.publish(self.track, release(self.track.newest + step, file), self.now)
 
     @rule(back=st.integers(0, 3))
     def publish_an_old_version(self, back: int) -> None:
         old = max(0, self.track.newest - back)
         with pytest.raises(BadRequest):
-            lifecycle.publish(self.track, replace(release(old), manifest=b"forged"), self.now, SHARE)
+            lifecycle.publish(self.track, replace(release(old), manifest=b"forged"), self.now)
 
     @precondition(lambda self: self.track.canary is not None)
     @rule(better=st.floats(0, 9), worse=st.floats(0, 9), wait=st.floats(0, 60))
@@ -200,14 +200,14 @@ class ReleaseMachine(RuleBasedStateMachine):
         verdict = lifecycle.judge(self.track, CanaryEvidence(log_better=better, log_worse=worse), *POLICY, self.now)
         if verdict is not None:
             assert not before.pinned
-            self.track = lifecycle.settle(self.track, before, *verdict, None, self.now, SHARE)
+            self.track = lifecycle.settle(self.track, before, *verdict, None, self.now)
 
     @precondition(lambda self: bool(self.track.releases))
     @rule(which=st.integers(0, 9), action=st.sampled_from(ReleaseAction))
     def steer(self, which: int, action: ReleaseAction) -> None:
         chosen = self.track.releases[which % len(self.track.releases)]
         try:
-            self.track = lifecycle.apply(self.track, chosen, action, self.now, SHARE)
+            self.track = lifecycle.apply(self.track, chosen, action, self.now)
         except BadRequest as error:
             assert error.field == "release"
 
