@@ -196,7 +196,7 @@ class Sessions:
         """
         placement = None
         if self.settings.coordinator:
-            placement = await self.coordinator().open(self.settings.target, patient=False)
+            placement = await self.coordinator().open(pb.OpenSessionRequest(target=self.settings.target), patient=False)
         async with self._artifacts(placement, PROBE_S) as client:
             await client.describe()
 
@@ -263,16 +263,16 @@ class Sessions:
             if isinstance(error, Unavailable):
                 self._absence.failed("%s; requests wait for one", error)
 
-        wait_s = self.settings.open_budget_s
-        placement = await self.coordinator().open(
-            self.settings.target,
-            prompt_tokens,
-            wait_s=wait_s,
-            look_s=wait_s if look_s is None else look_s,
-            on_wait=waits,
+        request = pb.OpenSessionRequest(
+            target=self.settings.target,
+            prompt_tokens=prompt_tokens,
             draft_release=draft_release,
             traffic_class=traffic_class,
             device_id=self.device_id(),
+        )
+        wait_s = self.settings.open_budget_s
+        placement = await self.coordinator().open(
+            request, wait_s=wait_s, look_s=wait_s if look_s is None else look_s, on_wait=waits
         )
         self._absence.worked()
         self.on_release_notice(placement.release_serial)

@@ -61,36 +61,22 @@ class CoordinatorClient:
 
     async def open(
         self,
-        target: str,
-        prompt_tokens: int = 0,
+        request: pb.OpenSessionRequest,
         *,
         wait_s: float = 0.0,
         look_s: float = 0.0,
         on_wait: Callable[[OutriderError], None] = lambda error: None,
         patient: bool = True,
-        draft_release: str = "",
-        traffic_class: str = "",
-        device_id: str = "",
     ) -> pb.OpenSessionResponse:
-        """Open a session on a verifier that serves `target` ("": the cluster's only one).
+        """Open a session on a verifier.
 
-        The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
-        device_id: that of `release_offer`: the session counts in a canary if it drafts with what was offered.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
         Overloaded is raised. look_s: likewise for a cluster that has no verifier at present, and for its coordinator if
         that goes meanwhile; then Unavailable is raised, with `waited`. on_wait: called with the reason of every wait,
-        which says how long it has been.
-        patient: whether a coordinator that cannot be reached is waited for, since it may be
-        restarting; if it does not come back, Unavailable is raised, with `waited`. If the caller is cancelled during
-        the call, the session is closed once it has been opened.
+        which says how long it has been. patient: whether a coordinator that cannot be reached is waited for, since it
+        may be restarting; if it does not come back, Unavailable is raised, with `waited`. If the caller is cancelled
+        during the call, the session is closed once it has been opened.
         """
-        request = pb.OpenSessionRequest(
-            target=target,
-            prompt_tokens=prompt_tokens,
-            draft_release=draft_release,
-            traffic_class=traffic_class,
-            device_id=device_id,
-        )
         since, tries, looks = time.monotonic(), 0, False
         while True:
             try:

@@ -76,12 +76,12 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     opens = Opens()
     async with opening(opens) as coordinator:
         opens.prior = pb.Prior(first_acceptance=0.75, sibling_acceptance=0.5, observations=8)
-        placed = await coordinator.open("", draft_release="d", traffic_class="code", device_id="a")
+        placed = await coordinator.open(pb.OpenSessionRequest(draft_release="d", traffic_class="code", device_id="a"))
         assert prior_of(placed) == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first_acceptance=float("nan"), sibling_acceptance=0.5, observations=8)
-        assert prior_of(await coordinator.open("")) is None
+        assert prior_of(await coordinator.open(pb.OpenSessionRequest())) is None
         opens.prior = None
-        assert prior_of(await coordinator.open("")) is None
+        assert prior_of(await coordinator.open(pb.OpenSessionRequest())) is None
     asked = [(one.draft_release, one.traffic_class, one.device_id) for one in opens.requests]
     assert asked == [("d", "code", "a"), ("", "", ""), ("", "", "")]
 
@@ -94,7 +94,7 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable_once_it_w
     async with opening(opens) as coordinator:
         await opens.stop()
         with pytest.raises(Unavailable, match="connect") as caught:
-            await coordinator.open("")
+            await coordinator.open(pb.OpenSessionRequest())
         assert caught.value.waited
 
 
@@ -102,11 +102,11 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable_once_it_w
 async def test_a_coordinator_that_restarts_is_waited_for(in_vain: bool) -> None:
     opens, timeout = Opens(), AdaptiveTimeout()
     async with opening(opens, timeout) as coordinator:
-        await coordinator.open("")
+        await coordinator.open(pb.OpenSessionRequest())
         await opens.stop()
         if in_vain:
             timeout.expired(5.0, 5.0)
-        waiting = asyncio.ensure_future(coordinator.open(""))
+        waiting = asyncio.ensure_future(coordinator.open(pb.OpenSessionRequest()))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await opens.start()
@@ -118,14 +118,14 @@ async def test_a_coordinator_that_answers_that_it_cannot_is_not_taken_for_one_th
     opens.refusal = Unavailable("its store is away")
     async with opening(opens) as coordinator:
         with pytest.raises(Unavailable, match="its store is away") as caught:
-            await coordinator.open("")
+            await coordinator.open(pb.OpenSessionRequest())
     assert not caught.value.waited and len(opens.asked) == 2
 
 
 async def test_a_full_cluster_is_asked_again_when_it_says() -> None:
     opens = Opens(full=5)
     async with opening(opens) as coordinator:
-        assert (await coordinator.open("", wait_s=5.0)).session_id == "s"
+        assert (await coordinator.open(pb.OpenSessionRequest(), wait_s=5.0)).session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 5 and min(pauses) > 0.03
 
@@ -134,7 +134,9 @@ async def test_a_cluster_without_a_verifier_is_asked_again_and_so_is_one_that_is
     opens, reasons = Opens(), list[Exception]()
     opens.refusal = Unavailable("no verifier", retry_after_s=0.03)
     async with opening(opens) as coordinator:
-        looking = asyncio.create_task(coordinator.open("", wait_s=10.0, look_s=60.0, on_wait=reasons.append))
+        looking = asyncio.create_task(
+            coordinator.open(pb.OpenSessionRequest(), wait_s=10.0, look_s=60.0, on_wait=reasons.append)
+        )
         while len(reasons) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await opens.stop()  # the coordinator is restarted, too
@@ -165,7 +167,7 @@ async def test_a_cluster_that_stays_as_it_is_is_reported_when_the_wait_is_over(
     opens.refusal = refusal
     async with opening(opens) as coordinator:
         with pytest.raises((Unavailable, Overloaded), match=r"^no (verifier|room)") as caught:
-            await coordinator.open("", **waits)  # type: ignore[arg-type]
+            await coordinator.open(pb.OpenSessionRequest(), **waits)  # type: ignore[arg-type]
     assert (len(opens.asked) > 1) is again and len(opens.asked) < 8
     assert not isinstance(caught.value, Unavailable) or caught.value.waited is again
 
@@ -173,5 +175,5 @@ async def test_a_cluster_that_stays_as_it_is_is_reported_when_the_wait_is_over(
 async def test_a_cluster_that_names_a_wait_that_is_too_long_is_reported_at_once() -> None:
     async with opening(opens := Opens(full=99, retry_after_s=1e9)) as coordinator:
         with pytest.raises(Overloaded):
-            await coordinator.open("", wait_s=5.0)
+            await coordinator.open(pb.OpenSessionRequest(), wait_s=5.0)
     assert len(opens.asked) == 1

@@ -93,7 +93,7 @@ class World:
         calls = CoordinatorClient(
             lambda: self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future
         )
-        placement = await calls.open("")
+        placement = await calls.open(coordinator_pb2.OpenSessionRequest())
 
         async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[coordinator_pb2.Grant]:
             return await calls.resume(placement.session_id, ticket, failed, last_epoch)
