@@ -21,8 +21,8 @@ _OUTCOMES = bytes(range(HIT + 1))
 MAX_NODES_PER_LEVEL = 16.0
 MAX_SERVER_GAIN = 4_096.0
 """Tokens that a verifier's own nodes add to a step: no more than a session may have nodes."""
-MAX_POSITIONS = 2**40
-"""Positions of a session: exact in a double (Lua), and more than any session makes."""
+MAX_COUNT = 2**40
+"""Positions or nodes of a session: exact in a double (Lua), as the sum over all sessions is, and more than any has."""
 
 
 def session_telemetry_to_proto(session: SessionTelemetry) -> pb.SessionTelemetry:
@@ -39,8 +39,10 @@ def session_telemetry_from_proto(message: pb.SessionTelemetry) -> SessionTelemet
     at_most("bytes of sessions.acceptance_history", len(history), MAX_HISTORY)
     if history.translate(None, _OUTCOMES):
         at_most("a byte of sessions.acceptance_history", max(history), HIT)
+    for name in ("evaluated", "accepted"):
+        at_most(f"sessions.{name}", getattr(message, name), MAX_COUNT)
     per_level = measure("sessions.nodes_per_level", message.nodes_per_level, MAX_MEASURE)
-    counted = message.first_accepted <= message.positions <= MAX_POSITIONS
+    counted = message.first_accepted <= message.positions <= MAX_COUNT
     return built(
         SessionTelemetry,
         message,
