@@ -76,6 +76,12 @@ def _add_loop(commands: Any) -> None:
     for command in (run, once, status):
         _add_settings(command, DistillConfig.model_fields.keys())
 
+    forget = commands.add_parser("forget", help="delete what was recorded of a tenant, which has withdrawn its consent")
+    forget.add_argument("tenant", metavar="TENANT", help="name of the tenant")
+    forget.set_defaults(run=_forget)
+    add_config_options(forget, DistillConfig, check=False)
+    add_settings(forget, DistillConfig, ("traffic", "state_dir"))
+
 
 def _add_stages(commands: Any) -> None:
     train = commands.add_parser("train", help="train by the plan.json in a run's folder, from its checkpoint on")
@@ -220,6 +226,20 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
     async with heads_publisher(config) if config.student == "heads" else publisher(config) as its_publisher:
         known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
     print(f"release {known.manifest.version}, {known.digest}: {known.state}")
+    return 0
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from cloud_verifier.distill.run_folder import clean_up
+    from cloud_verifier.traffic.segments import SegmentLog
+
+    layers = layers_of(DistillConfig, options)  # the two settings alone: a verifier's machine has no others
+    traffic = layers.raw("traffic")
+    if not traffic:
+        raise BadRequest("traffic is required: give --traffic", field="traffic")
+    changed = SegmentLog(traffic).forget(options.tenant)
+    clean_up(Path(layers.raw("state_dir")).expanduser() / "runs", keep_from=0, besides=None)  # datasets are built again
+    print(f"{traffic}: {changed} files had records of {options.tenant}")
     return 0
 
 

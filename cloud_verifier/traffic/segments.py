@@ -156,10 +156,8 @@ class SegmentLog:
         return sum(self._keep(one, lambda table: pc.greater(table.column("expires_unix"), now)) for one in expired)
 
     def forget(self, tenant: str) -> int:
-        """Delete all passages of a tenant; return how many segments were deleted or became smaller.
-
-        Withdraw the tenant's consent first. What a verifier is about to write or merge comes after this: call it again.
-        """
+        """Delete all passages of a tenant, and unreadable segments; return how many segments were deleted or became
+        smaller. What a verifier is about to write or merge comes after this."""
         return sum(
             self._keep(one, lambda table: pc.not_equal(table.column("tenant"), tenant)) for one in self.segments()
         )
@@ -223,7 +221,7 @@ class SegmentLog:
         except FileNotFoundError:
             return False
         except Unreadable as error:
-            log.warning("%s is deleted: it cannot be read, and its passages expire: %s", segment.path, error)
+            log.warning("%s is deleted, since it may hold what must go: %s", segment.path, error)
             self.delete(segment)
             return True
         rows = table.filter(mask(table))
