@@ -121,17 +121,17 @@ class _Source:
         self.observing_s = 0.0
         """Seconds in which it learned from the last step."""
 
-    def worth_asking(
-        self, beside: bool, step: int, step_s: float, commits: float, ready: int, sessions: int
-    ) -> tuple[bool, bool]:
-        """Return whether to ask about a group of sessions, and whether that is a trial.
+    def sessions_to_ask(self, beside: bool, step: int, step_s: float, commits: float, ready: int, sessions: int) -> int:
+        """Return about how many sessions of a group to ask: none while it does not pay, and few in a trial.
 
         step_s: seconds of the step without the verifier's own nodes. commits: expected of the step, for all `ready`
         sessions. sessions: number of the group.
         """
         drafting = self.drafting[beside]
         otherwise = max(ready, commits - drafting.gain * sessions)
-        return drafting.pays(step, step_s / otherwise), drafting.on_trial
+        if not drafting.pays(step, step_s / otherwise):
+            return 0
+        return TRIAL_SESSIONS if drafting.on_trial else sessions
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,8 @@ class Overlay:
         for one in list(self._sources):
             asked: list[EngineSession] = []
             for beside, sessions in groups.items():
-                pays, trial = one.worth_asking(beside, step, step_s, commits, len(ready), sessions)
-                if pays:
-                    of_group = [s for s in undrafted if (s.session_id in near) is beside]
-                    asked += of_group[: TRIAL_SESSIONS if trial else None]
+                most = one.sessions_to_ask(beside, step, step_s, commits, len(ready), sessions)
+                asked += [s for s in undrafted if (s.session_id in near) is beside][:most]
             if not asked:
                 continue
             any_asked, name = True, one.source.name
