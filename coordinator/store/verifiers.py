@@ -161,8 +161,9 @@ class VerifierStore:
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
+        left = await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance])
         self._read_at = -math.inf
-        return bool(await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
+        return bool(left)
 
     async def fleet(self) -> dict[str, Target]:
         """Return the target of each verifier with a valid lease, by id, in order."""
