@@ -173,6 +173,9 @@ class DistillLoop:
     def _set_state(self, new: LoopState) -> None:
         """Write the new state to disk. If a run has ended, log its outcome and delete the folders of old runs."""
         old = self.state
+        if old.run is not None and new.run is None:  # first: after a kill between the two, nobody would delete them
+            stable = next((past.number for past in reversed(new.history) if past.result == "stable"), None)
+            clean_up(self._config.runs, new.last - self._config.keep_runs + 1, stable)
         new.save(self._config.state)
         self.state = new
         if new.history != old.history:
@@ -180,9 +183,6 @@ class DistillLoop:
             self.results[outcome.result] += 1
             reason = f" ({outcome.reason})" if outcome.reason else ""
             log.info("run %d ended: %s%s", outcome.number, outcome.result, reason)
-        if old.run is not None and new.run is None:
-            stable = next((past.number for past in reversed(new.history) if past.result == "stable"), None)
-            clean_up(self._config.runs, new.last - self._config.keep_runs + 1, stable)
 
     def _folder(self, run: RunState) -> RunFolder:
         return RunFolder(self._config.runs, run.number)

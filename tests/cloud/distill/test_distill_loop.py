@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loop_fakes import World, card, killed_at
+from loop_fakes import Killed, World, card, killed_at
 
 from cloud_verifier.distill import loop as loop_module
 from cloud_verifier.distill import run_folder, state, watcher
-from cloud_verifier.distill.errors import StageFailed, TooLittleTraffic
+from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing import publisher
 from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE
 from cloud_verifier.distill.run_folder import Job
-from cloud_verifier.distill.state import RunOutcome
+from cloud_verifier.distill.state import LoopState, RunOutcome
 from outrider.artifacts.store import file_digest
 
 STAGES = ["dataset", "training", "export", "gate"]
@@ -196,6 +196,25 @@ async def test_once_goes_as_far_as_the_canary_and_next_time_returns_its_outcome(
     world.releases.decide_all(STABLE)
     outcome = await world.loop().once()
     assert outcome is not None and outcome.result == "stable"
+
+
+async def test_a_kill_just_after_a_run_has_failed_leaves_no_dataset(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = LoopState.save
+
+    def killed(new: LoopState, folder: Path) -> None:
+        save(new, folder)
+        if new.history:
+            raise Killed
+
+    monkeypatch.setattr(LoopState, "save", killed)
+    world.traffic(1_000)
+    world.stages.fails["training"] = [PermanentFailure("the loss is nan")]
+    with pytest.raises(Killed):
+        await until_idle(world.loop())
+    assert world.stages.begun == ["dataset", "training"]
+    assert [path.name for path in (world.folder / "state" / "runs").glob("*/*") if path.is_dir()] == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
