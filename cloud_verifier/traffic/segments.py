@@ -5,7 +5,7 @@
 The numbers in a segment's name are milliseconds since 1970: of its first passage, of its last one, and of the moment at
 which the first one expires, so that nobody opens a file to learn that. A segment exists whole or not at all. Only the
 process that wrote segments merges them; everybody may delete what has expired. If a process is killed between writing a
-segment and deleting what it replaces, passages are there twice, as they may be after a failover between verifiers.
+segment and deleting what it replaces, or two replace one at once, passages are there twice. Readers count each once.
 """
 
 from __future__ import annotations
