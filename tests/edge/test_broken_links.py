@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,9 +20,27 @@ from outrider.wire.codecs import Open
 SILENCE_S = 0.3
 
 
+class Clock:
+    """Stand in for `time` in a device's streams: it goes on as a test says."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(streams, "time", made)
+    return made
+
+
 @pytest.fixture
 def script() -> Script:
-    return Script(target, step_s=0.01, ping_s=0.02)
+    return Script(target, ping_s=0.005)
 
 
 @contextlib.asynccontextmanager
@@ -37,32 +55,36 @@ async def opened(script: Script, channels: Channels) -> AsyncIterator[tuple[Fake
             yield verifier, stream
 
 
-async def receive_for(stream: VerifierStream, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+async def receive_for(stream: VerifierStream, clock: Clock, seconds: float) -> None:
+    end = clock.now + seconds
+    while clock.now < end:
         await stream.receive()
+        clock.now += 0.01
 
 
 async def test_a_verifier_that_hears_nothing_is_left_although_its_messages_come(
-    script: Script, channels: Channels
+    script: Script, channels: Channels, clock: Clock
 ) -> None:
     with pytest.raises(VerifierSilent, match="hears nothing from here"):
         async with opened(script, channels) as (_, stream):
             script.deaf = True
-            await receive_for(stream, 5.0)
+            await receive_for(stream, clock, 5.0)
 
 
-async def test_a_verifier_whose_engine_is_silent_is_left(script: Script, channels: Channels) -> None:
+async def test_a_verifier_whose_engine_is_silent_is_left(script: Script, channels: Channels, clock: Clock) -> None:
     with pytest.raises(VerifierSilent, match="engine"):
         async with opened(script, channels) as (_, stream):
             script.engine_quiet_ms = 900
-            await receive_for(stream, 5.0)
+            await receive_for(stream, clock, 5.0)
 
 
 async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
-    script: Script, channels: Channels, monkeypatch: pytest.MonkeyPatch
+    script: Script, channels: Channels, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_LATE_S", 0.1)
+    monkeypatch.setattr(streams, "_LATE_S", 0.01)
     async with opened(script, channels) as (_, stream):
-        time.sleep(3 * SILENCE_S)  # noqa: ASYNC251  # as if the whole machine had been
-        await receive_for(stream, SILENCE_S)
+        clock.now += 3 * SILENCE_S  # as if the whole machine had been
+        async with asyncio.timeout(30):
+            while stream._waits_since < clock.now and not stream._silent:
+                await asyncio.sleep(0.005)
+        await receive_for(stream, clock, SILENCE_S)

@@ -21,7 +21,8 @@ from outrider.core.errors import Overloaded
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "FRESH_S", 0.0)
-    monkeypatch.setattr(sessions, "PROBE_S", 0.1)
+    monkeypatch.setattr(app, "ANSWER_S", 20.0)
+    monkeypatch.setattr(sessions, "PROBE_S", 10.0)
 
 
 @pytest.fixture
@@ -76,11 +77,13 @@ async def test_it_is_ready_while_both_answer_and_leaves_no_session_behind(
 
 
 async def test_what_is_dead_is_named_and_a_verifier_that_is_back_is_found(
-    web: httpx.AsyncClient, coordinator: FakeCoordinator, verifier: FakeVerifier
+    web: httpx.AsyncClient, coordinator: FakeCoordinator, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = verifier.address
     await verifier.kill()
-    assert f"at {address}, which the coordinator named, cannot be reached" in await unready(web)
+    with monkeypatch.context() as briefly:
+        briefly.setattr(sessions, "PROBE_S", 0.05)
+        assert f"at {address}, which the coordinator named, cannot be reached" in await unready(web)
     await verifier.start(address)
     for _ in range(200):
         if (answer := await web.get("ready")).status_code == 200:
@@ -97,9 +100,9 @@ async def test_what_is_dead_is_named_and_a_verifier_that_is_back_is_found(
 async def test_a_coordinator_that_hangs_does_not_keep_a_health_check_waiting(
     web: httpx.AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "ANSWER_S", 0.3)
+    monkeypatch.setattr(app, "ANSWER_S", 0.05)
     coordinator.answering.clear()
-    assert await unready(web) == "the cluster has not answered within 0.3 s"
+    assert await unready(web) == "the cluster has not answered within 0.05 s"
     coordinator.answering.set()
 
 

@@ -49,8 +49,8 @@ def test_a_header_at_which_the_library_aborts_ends_the_child_alone(tmp_path: Pat
 
 def test_a_file_that_takes_too_long_is_refused(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch, "while True: pass")
-    monkeypatch.setattr(trial, "TIMEOUT_S", 1.0)
-    with pytest.raises(ModelRefused, match="no token came within 1 s"):
+    monkeypatch.setattr(trial, "TIMEOUT_S", 0.05)
+    with pytest.raises(ModelRefused, match="no token came within 0 s"):
         try_draft(draft)
 
 
