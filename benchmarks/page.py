@@ -16,7 +16,7 @@ has `target/` and `draft.gguf`). `--quick` takes at most three minutes, a full r
 the method and the options. `python -m benchmarks all` runs all of them in at most two hours, and writes their results
 to `benchmarks/results`. The last line of each benchmark's output is its result as JSON.
 """
-MOST_ROWS = 10
+MOST_ROWS = 9
 """Rows of a section's tables on the page, first and last among them; the result has all."""
 
 

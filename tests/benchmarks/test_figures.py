@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
+from benchmarks.page import page
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
 from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.target_reference import Reference
@@ -150,3 +152,14 @@ async def test_a_link_delays_each_way_and_holds_a_slow_line_to_its_bandwidth() -
         proxy.lift()
         assert await reader.readexactly(1) == b"x"
         writer.close()
+
+
+def test_a_page_of_full_results_has_at_most_200_lines_and_each_tables_first_and_last_rows() -> None:
+    machine = {"cores": 2, "cpu": "x"}
+    common = {"setting": "Greedy.", "date": "2026-01-01", "commit": "abc", "machine": machine, "details": {"a": 1}}
+    results = {name: common | {"table": [{"row": f"{name} {i}", "rate": 1000.5} for i in range(40)]} for name in NAMES}
+    results["engine"]["beside"] = [{"row": f"beside {i}", "rate": None} for i in range(40)]
+    lines = page({name: docstring(name) for name in NAMES}, results).splitlines()
+    assert len(NAMES) == 10 and len(lines) <= 200
+    shown = {f"| {name} {i} | 1,000.5 |" for name in NAMES for i in (0, 39)} | {f"| beside {i} | - |" for i in (0, 39)}
+    assert shown <= set(lines)
