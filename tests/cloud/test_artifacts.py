@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import grpc
@@ -88,7 +89,19 @@ async def test_a_download_that_nobody_reads_keeps_out_another_one_until_it_gives
     model, catalogue, monkeypatch
 ):
     monkeypatch.setattr(service, "MAX_DOWNLOADS", 2)
-    monkeypatch.setattr(service, "CHUNK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(service, "CHUNK_TIMEOUT_S", 123.0)
+    late, wait = asyncio.Event(), asyncio.wait
+
+    async def until_late(tasks, *, timeout=None, **given):
+        """Wait for a chunk to be read until the test says that it is late."""
+        if timeout != service.CHUNK_TIMEOUT_S:
+            return await wait(tasks, timeout=timeout, **given)
+        over = asyncio.ensure_future(late.wait())
+        done, pending = await wait({*tasks, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        return done - {over}, pending - {over}
+
+    monkeypatch.setattr(asyncio, "wait", until_late)
     draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
     async with front(model, catalogue=catalogue) as running:
         unread = running.stub.FetchArtifact(draft)
@@ -96,11 +109,13 @@ async def test_a_download_that_nobody_reads_keeps_out_another_one_until_it_gives
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.stub.FetchArtifact(draft).read()
         assert "has 1 downloads at once, as many as are free" in str(error_from_rpc(refused.value))
+        late.set()
         await until(lambda: running.service._downloads.held == 0)
+        late.clear()
         assert b"".join([chunk.data async for chunk in running.stub.FetchArtifact(draft)]) == DRAFT
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             async for _ in unread:
                 pass
         error = error_from_rpc(ended.value)
         assert isinstance(error, Unavailable)
-        assert "no chunk was read for 0.2 s" in str(error)
+        assert "no chunk was read for 123.0 s" in str(error)
