@@ -220,7 +220,12 @@ def _add_releases(verbs: Any) -> None:
     for verb in ("show", "promote", "rollback", "pin", "unpin"):
         verbs.choices[verb].add_argument("release", metavar="RELEASE", help="the beginning of its hash")
     publish = query("publish", "releases.publish", "publish a manifest that its publisher has signed")
-    publish.add_argument("manifest", type=Path, metavar="FILE", help="manifest as `outrider-distill publish` writes it")
+    publish.add_argument(
+        "manifest",
+        type=Path,
+        metavar="FILE",
+        help="manifest as `outrider-distill publish` writes it: STATE_DIR/releases/HASH.json",
+    )
 
 
 def _add_tenants(verbs: Any) -> None:

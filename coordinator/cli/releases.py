@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -40,10 +42,13 @@ async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
+    file = options.manifest
     try:
-        raw: bytes = options.manifest.read_bytes()
+        raw = b64decode(json.loads(file.read_bytes())["manifest"], validate=True)
     except OSError as error:
-        raise BadRequest(f"manifest {options.manifest} cannot be read: {error.strerror}", field="manifest") from error
+        raise BadRequest(f"manifest {file} cannot be read: {error.strerror}", field="manifest") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"{file} is no manifest that `outrider-distill publish` wrote", field="manifest") from error
     digest = read_unverified(raw).digest
     await call("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
     return _listed((await _known(call, digest))[:1])
