@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +70,13 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
     }
     variables = {f"OUTRIDER_DISTILL_{name.upper()}": str(value) for name, value in settings.items()}
     publisher = Publisher(cluster, tmp_path, draft=NARROW)
-    publisher.run("once", **variables)
+    with ThreadPoolExecutor(1) as pool:
+        turn = pool.submit(publisher.run, "once", **variables)
+        [card] = until(lambda: [*tmp_path.glob("distill/runs/*/dataset/card.json")], timeout_s=120.0)
+        dataset = shutil.copytree(card.parent, tmp_path / "dataset")  # the loop deletes its own at the end
+        turn.result()
+    verdict = publisher.run("gate", "--candidate", DRAFT, "--incumbent", NARROW, "--dataset", dataset)
+    assert json.loads(verdict)["passed"]
     assert "canary" in publisher.run("status", **variables)
     [release] = [one for one in cluster.asked("releases", "list")["releases"] if one["state"] == "canary"]
     assert release["metrics"]["acceptance.sums"] > 0
@@ -148,6 +155,8 @@ def test_a_device_takes_nothing_that_a_stranger_has_signed_or_a_server_has_alter
     cluster: Cluster, publisher: Publisher, tmp_path: Path
 ) -> None:
     good = released(cluster, publisher, copy_of(DRAFT, tmp_path))
+    manifest = Path(publisher.variables["OUTRIDER_DISTILL_STATE_DIR"], "releases", f"{good}.json")
+    assert good[:12] in cluster.outrider("releases", "publish", manifest)  # again, as after a loss of the store
     (tmp_path / "other").mkdir()
     stranger = Publisher(cluster, tmp_path / "other")
     with follower(cluster, stranger, f"{tmp_path.name}-other") as distrusting:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from independent_reference import Reference, Sampling, uniform
-from shared_cluster import DRAFT, KEYS, NAME, NARROW, Cluster, Program
+from shared_cluster import DRAFT, KEYS, NAME, NARROW, Cluster, Program, until
 
 import edge_agent
 from edge_agent import AsyncClient, BadRequest, Client
@@ -53,9 +53,14 @@ def test_a_text_is_the_targets_own_whatever_drafts(
 
 
 def test_a_greedy_text_is_what_transformers_generates(client: Client, reference: Reference) -> None:
-    got = client.generate(CODE, max_tokens=TOKENS)
-    assert list(got.token_ids) == reference.greedy(reference.ids(CODE), TOKENS)
-    assert got.statistics.accepted > 0 and got.statistics.steps < TOKENS
+    expected = reference.greedy(reference.ids(CODE), TOKENS)
+
+    def drafted() -> bool:
+        got = client.generate(CODE, max_tokens=TOKENS)
+        assert list(got.token_ids) == expected
+        return got.statistics.accepted > 0 and got.statistics.steps < TOKENS
+
+    until(drafted)  # on a busy machine drafts may come too late for a whole text
 
 
 @pytest.mark.parametrize(
