@@ -50,21 +50,13 @@ async def test_while_redis_is_dead_every_call_is_unavailable_in_words_and_works_
 
 async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(start, redis, refused):
     coordinator = await start(timeout_s=0.05)
-
-    async def joined():  # a busy machine may take longer
-        return await answers(coordinator.join("v1"))
-
-    await until(joined)
+    await until(lambda: answers(coordinator.join("v1")))  # a busy machine may take longer
     os.kill(redis.pid, signal.SIGSTOP)
     try:
         assert type(await refused(coordinator.open())) is Unavailable
     finally:
         os.kill(redis.pid, signal.SIGCONT)
-
-    async def works():
-        return await answers(coordinator.open())
-
-    await until(works)
+    await until(lambda: answers(coordinator.open()))
 
 
 async def test_the_health_service_follows_the_store(coordinator, redis):
@@ -76,11 +68,7 @@ async def test_the_health_service_follows_the_store(coordinator, redis):
 
     await until(unhealthy)
     redis.start()
-
-    async def healthy():
-        return await serving(coordinator)
-
-    await until(healthy)
+    await until(lambda: serving(coordinator))
 
 
 async def test_a_coordinator_starts_without_its_redis_and_works_once_it_comes(start, redis):
@@ -88,11 +76,7 @@ async def test_a_coordinator_starts_without_its_redis_and_works_once_it_comes(st
     coordinator = await start()
     assert not await serving(coordinator)
     redis.start()
-
-    async def joined():
-        return await answers(coordinator.join("v1"))
-
-    await until(joined)
+    await until(lambda: answers(coordinator.join("v1")))
     await coordinator.open()
 
 

@@ -64,10 +64,7 @@ async def test_a_client_that_reads_no_more_gives_its_place_back(
     monkeypatch.setattr(streaming, "STALL_S", 0.05)
     verifier.script.step_s = 0.0005
     wordy = {"messages": CHAT, "max_tokens": 8000, "stream": True, "logprobs": True, "top_logprobs": 20}
-    async with served(verifier, tmp_path, serve_stop_s=0.5, max_sessions=1) as (
-        _,
-        web,
-    ):
+    async with served(verifier, tmp_path, serve_stop_s=0.5, max_sessions=1) as (_, web):
         with contextlib.closing(await asked_and_unread(web.base_url, wordy)):
             answer = await web.post("v1/completions", json={"prompt": "x", "max_tokens": 3})
             assert answer.status_code == 200
