@@ -26,7 +26,7 @@ class Publisher:
         }
         self.public_key = self.run("key").strip()
 
-    def run(self, *arguments: object, expected: int = 0, timeout_s: float = 120.0, **variables: str) -> str:
+    def run(self, *arguments: object, expected: int = 0, timeout_s: float = 480.0, **variables: str) -> str:
         """Run `outrider-distill`, which must end with this exit code, and return what it printed."""
         code, out, err = self._cluster.run(
             "outrider-distill", *arguments, timeout_s=timeout_s, **self.variables | variables

@@ -138,7 +138,7 @@ def test_texts_and_chats_come_from_the_terminal_with_a_draft_and_without(cluster
 
 
 def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluster: Cluster) -> None:
-    code, out, err = cluster.run("outrider", "demo", "--quick", timeout_s=120)
+    code, out, err = cluster.run("outrider", "demo", "--quick", timeout_s=480)
     assert code == 0, err
     assert "tokens/s" in out
 

@@ -58,13 +58,14 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
         return client.generate(question, seed=seed, **given).session_id
 
     with cluster.client("open") as client, ThreadPoolExecutor(8) as pool:
-        sessions = set(pool.map(generate, range(40)))
+        sessions = set(pool.map(generate, range(48)))
     until(lambda: sessions <= recorded(cluster))
     easy = {"gain": 0, "loss": 0.99, "slower": 100, "confidence": 0.5, "sessions": 1, "positions": 1}
     training = {"steps": 20, "batch_tokens": 512, "micro_tokens": 512, "precision": "float32"}
     settings: dict[str, Any] = {
         "fresh_tokens": 1_000,
-        "dataset_options": json.dumps({"heldout_share": 0.2, "validation_share": 0.1}),
+        # Sessions are drawn by their random ids: fewer than the gate's 8 of 48 have a probability of 3e-7.
+        "dataset_options": json.dumps({"heldout_share": 0.5, "validation_share": 0.1}),
         "training_options": json.dumps(training),
         **{f"gate_{name}": value for name, value in easy.items()},
     }
@@ -72,7 +73,7 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
     publisher = Publisher(cluster, tmp_path, draft=NARROW)
     with ThreadPoolExecutor(1) as pool:
         turn = pool.submit(publisher.run, "once", **variables)
-        [card] = until(lambda: [*tmp_path.glob("distill/runs/*/dataset/card.json")], timeout_s=120.0)
+        [card] = until(lambda: [*tmp_path.glob("distill/runs/*/dataset/card.json")], timeout_s=480.0)
         dataset = shutil.copytree(card.parent, tmp_path / "dataset")  # the loop deletes its own at the end
         turn.result()
     verdict = publisher.run("gate", "--candidate", DRAFT, "--incumbent", NARROW, "--dataset", dataset)
@@ -86,7 +87,7 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
     publisher.run("export", "--model", run / "model", "--tokenizer", TARGET, "--out", exported)
     assert hashlib.sha256(exported.read_bytes()).hexdigest() == release["release"]
     with cluster.client(draft=cluster.folder / "state" / "artifacts" / f"{release['release']}.gguf") as client:
-        assert client.generate(PROMPTS[0], **OPTIONS).statistics.accepted > 0
+        until(lambda: client.generate(PROMPTS[0], **OPTIONS).statistics.accepted > 0)
 
 
 @pytest.fixture(autouse=True)

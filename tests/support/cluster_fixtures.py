@@ -62,7 +62,7 @@ def url(cluster: Cluster) -> Iterator[str]:
 
     serve = ("serve", "--coordinator", cluster.address, "--target", NAME, "--listen", "127.0.0.1:0")
     with running(cluster.folder, r"(http://127\.0\.0\.1:\d+)/", "outrider-edge", *serve) as program:
-        with httpx.Client(base_url=program.ready, timeout=30) as web:
+        with httpx.Client(base_url=program.ready, timeout=120) as web:
             until(lambda: web.get("/ready").status_code == 200)
         yield program.ready
 
@@ -72,5 +72,5 @@ def openai(url: str) -> Iterator[Any]:
     """Return the unmodified client of the `openai` package."""
     from openai import OpenAI
 
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as made:
         yield made

@@ -100,7 +100,7 @@ def command(name: str, *arguments: object) -> list[str]:
     return [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """Wait until the condition is true, and return what it returned then."""
     give_up = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -148,7 +148,7 @@ class Program:
                 total += process.memory_info().rss
         return total
 
-    def await_output(self, pattern: str, timeout_s: float = 120.0) -> re.Match[str]:
+    def await_output(self, pattern: str, timeout_s: float = 300.0) -> re.Match[str]:
         """Return the first match in the output."""
 
         def found() -> re.Match[str] | None:
@@ -164,7 +164,7 @@ class Program:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signum)
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """End it as Ctrl-C does, and by force what is left; return its exit code."""
         left = self.tree
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,7 +173,7 @@ class Program:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ class Cluster:
         given = {"coordinator": self.address, "target": NAME, "api_key": api_key, "cache_dir": self.folder / cache}
         return Client(**given | options)
 
-    def run(self, name: str, *arguments: object, timeout_s: float = 60.0, **variables: str) -> tuple[int, str, str]:
+    def run(self, name: str, *arguments: object, timeout_s: float = 240.0, **variables: str) -> tuple[int, str, str]:
         """Run a command to its end; return exit code, stdout and stderr."""
         done = subprocess.run(
             command(name, *arguments),
@@ -291,4 +291,4 @@ def started(folder: Path) -> Iterator[Cluster]:
         yield Cluster(folder, program.ready, program)
         tree = program.tree
         program.process.send_signal(signal.SIGINT)
-        assert program.process.wait(20) == 0 and not any(map(lives, tree)), "Ctrl-C did not end all in order"
+        assert program.process.wait(60) == 0 and not any(map(lives, tree)), "Ctrl-C did not end all in order"
