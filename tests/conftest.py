@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 HERE = Path(__file__).parent
@@ -63,6 +64,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: workers and children share the cores
 if not Path("/dev/nvidiactl").exists() and "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"  # triton decides at its import whether it interprets
+
+# Nothing depends on chance or on the machine's speed: the same examples at every run, except in those of the night.
+hypothesis.settings.register_profile(
+    "steady",
+    derandomize="OUTRIDER_NIGHTLY" not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("steady")
 
 gc.disable()  # until all is imported: that makes much and no garbage
 

@@ -304,7 +304,7 @@ def max_min(capacity: int, appetites: list[int]) -> list[int]:
     return shares
 
 
-@settings(max_examples=50 if os.environ.get("OUTRIDER_NIGHTLY") else 5, deadline=None)
+@settings(max_examples=50 if os.environ.get("OUTRIDER_NIGHTLY") else 5)
 @given(st.integers(1, 8), st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(0, 2**32))
 def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simulations, capacity, appetites, seed):
     with mock.patch.object(quotas, "WAIT_MS", 600_000):

@@ -250,6 +250,4 @@ class ReleaseMachine(RuleBasedStateMachine):
 
 
 TestLife = ReleaseMachine.TestCase
-TestLife.settings = settings(
-    max_examples=500 if os.environ.get("OUTRIDER_NIGHTLY") else 50, stateful_step_count=30, deadline=None
-)
+TestLife.settings = settings(max_examples=500 if os.environ.get("OUTRIDER_NIGHTLY") else 50, stateful_step_count=30)

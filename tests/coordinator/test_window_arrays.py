@@ -31,7 +31,7 @@ def replayed(
     return replay(history, LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth, 1e3 * wait), gain)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     histories=st.lists(HISTORIES, min_size=1, max_size=4),
     times=st.tuples(TIMES, TIMES),
@@ -51,7 +51,7 @@ def test_all_histories_are_replayed_at_once_as_each_is_by_itself(
             assert lengths[i, j] == pytest.approx(speed.seconds, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sessions=st.lists(
         st.tuples(HISTORIES, TIMES, TIMES, st.integers(0, 12), st.integers(16, 32)), min_size=1, max_size=8

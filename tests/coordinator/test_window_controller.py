@@ -149,7 +149,7 @@ def test_against_brute_force_over_everybodys_windows() -> None:
     assert min(shares) > 0.85
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(PARAMETERS, min_size=1, max_size=6), st.sampled_from([GPU, BUSY_GPU, CPU]))
 def test_every_decision_is_predicted_to_be_at_least_streaming(
     parameters: list[tuple[float, float, int]], cost: StepCost

@@ -78,7 +78,7 @@ def test_a_sequence_ends_only_where_the_grammar_may(grammars: Grammars) -> None:
     assert EOS in allowed_after(state, [])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),

@@ -32,7 +32,7 @@ def plainly(logits: np.ndarray, params: SamplingParams, tokens: list[int]) -> np
     return out
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     params=PENALTIES,
     parts=st.lists(TOKENS, max_size=4),

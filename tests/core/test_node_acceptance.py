@@ -40,7 +40,7 @@ def test_a_nodes_probability_is_the_product_along_the_path_and_order_is_that_of_
     assert found[5] == pytest.approx(found[3] * acceptance.probability(3, 0))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     parents=st.lists(st.integers(0, 40), min_size=1, max_size=40),
     observations=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), max_size=60),

@@ -207,7 +207,7 @@ def flaws(verifier: VerifierSession, limits: SessionLimits) -> list[str]:
     return [name for name, holds in invariants.items() if not holds]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(data=st.data(), limits=st.sampled_from([LIMITS, SessionLimits(2, 2, 3, 2), SessionLimits(9, 6, 12, 9)]))
 def test_no_append_corrupts_a_session_or_changes_what_is_committed(data: st.DataObject, limits: SessionLimits) -> None:
     verifier = session(data.draw(st.integers(0, 2), label="received"), limits, max_tokens=20)

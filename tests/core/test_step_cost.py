@@ -46,7 +46,7 @@ def test_steps_that_take_several_times_as_long_are_soon_believed_however_much_wa
     assert cost.seconds(8, 1) == pytest.approx(0.007, rel=0.05)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     steps=st.lists(
         st.tuples(st.integers(1, 3000), st.integers(1, 64), st.floats(1e-6, 10.0, allow_nan=False)), max_size=60

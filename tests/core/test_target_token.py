@@ -124,7 +124,7 @@ def outcome(choose: Callable[[], int | None]) -> int | str | None:
         return "not finite"
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @example(row=[0.0, 1e-30, 1e-30, 1e-30, 1e-30], params=hot(top_k=1), at=0, doubles=False)
 @given(row=rows, params=params_of_requests, at=st.integers(0, 2**64 - 1), doubles=st.booleans())
 def test_a_token_that_is_certain_is_the_token_of_the_reference(

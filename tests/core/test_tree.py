@@ -51,7 +51,7 @@ def play(script: list[tuple[int, int] | int], position: int) -> tuple[TokenTree,
     return tree, model
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(SCRIPTS, st.integers(0, 3))
 def test_the_tree_holds_just_what_extends_the_committed_sequence(script: list, position: int) -> None:
     tree, model = play(script, position)
@@ -63,7 +63,7 @@ def test_the_tree_holds_just_what_extends_the_committed_sequence(script: list, p
     assert order == sorted(order)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(SCRIPTS, st.integers(0, 3))
 def test_positions_depths_and_children_agree_with_the_paths(script: list, position: int) -> None:
     tree, model = play(script, position)

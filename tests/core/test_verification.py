@@ -26,7 +26,7 @@ def test_verification_asks_for_the_row_it_stands_on_and_the_path_so_far() -> Non
 NODES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=15)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 @given(NODES, st.lists(st.integers(0, 2), min_size=20, max_size=20), st.integers(1, 20))
 def test_no_batch_changes_the_tokens(nodes: list[tuple[int, int]], sequence: list[int], length: int) -> None:
     """With any tree, the committed tokens are a prefix of the target's own sequence."""

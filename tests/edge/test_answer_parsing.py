@@ -179,7 +179,7 @@ PROMPTS = st.sampled_from(["", "<think>\n"])
 
 @pytest.mark.parametrize("tools", [*TOOL_FORMATS, None])
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 400), max_size=20), prompt=PROMPTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_split_of_a_stream_says_what_the_whole_says(
     tools: ToolFormat | None, text: str, cuts: list[int], prompt: str
 ) -> None:

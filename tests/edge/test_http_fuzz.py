@@ -51,7 +51,7 @@ def statuses_of(operation: Any, mode: GenerationMode) -> set[int]:
     found: set[int] = set()
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     def send(case: Any) -> None:
         case.body = shortened(case.body)
         answer = case.call(timeout=30)

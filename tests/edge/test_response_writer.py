@@ -82,7 +82,7 @@ def text_of(item: tuple[Any, ...]) -> str:
 
 
 @given(st.sampled_from(ANSWERS), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_split_of_any_beginning_says_what_the_whole_says(
     answer: tuple[ToolFormat | None, str], data: st.DataObject
 ) -> None:

@@ -116,7 +116,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[Chain]]:
 
 
 @np.errstate(invalid="ignore", over="ignore")  # of logits that are no numbers
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps())
 def test_chains_have_the_tokens_of_the_reference(step: tuple[torch.Tensor, list[Chain]]) -> None:
     logits, chains = step

@@ -85,7 +85,7 @@ STEPS = st.tuples(st.sampled_from(["a", "b"]), st.integers(10, 60), st.integers(
 
 
 @given(st.lists(STEPS, min_size=12, max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_passes_has_won_on_the_fresh_and_lost_beyond_the_bound_nowhere(steps: list[tuple[str, int, int]]) -> None:
     rule = replace(RULE, resamples=100)
     verdict = decide(measured(*[text(*one) for one in steps]), {"a"}, rule)

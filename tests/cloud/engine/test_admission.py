@@ -54,7 +54,7 @@ LENGTHS = st.floats(-3.0, 5.0).map(lambda log: 2.0**log)
 """Lengths of prompts in `prefill_rows`: from a part of a chunk to 32 of them."""
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     own=LENGTHS,
     before=st.lists(LENGTHS, min_size=1, max_size=16),

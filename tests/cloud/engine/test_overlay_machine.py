@@ -155,7 +155,6 @@ class OverlayMachine(RuleBasedStateMachine):
 OverlayMachine.TestCase.settings = settings(
     max_examples=400 if os.environ.get("OUTRIDER_NIGHTLY") else 40,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestOverlayMachine = OverlayMachine.TestCase

@@ -115,7 +115,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def filled(*paths: list[int]) -> PrefixCache:

@@ -32,7 +32,7 @@ every_session = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sessions=every_session, rows=st.integers(0, 40), base=st.floats(0.001, 0.1), per_node=st.floats(0.0, 0.02))
 def test_no_other_number_of_best_nodes_promises_more_per_second(
     sessions: list[Acceptances], rows: int, base: float, per_node: float

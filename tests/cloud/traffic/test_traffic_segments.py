@@ -51,7 +51,7 @@ def seconds(count: int) -> list[Passage]:
 
 
 @given(st.lists(passages(), max_size=12), st.integers(1, 20))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_what_was_written_comes_back_and_nothing_is_lost(written: list[Passage], flush_tokens: int) -> None:
     place = f"memory://traffic-{next(numbers)}"  # an object store, as far as we can tell
     writer = SegmentWriter(place)
