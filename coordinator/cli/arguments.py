@@ -20,6 +20,9 @@ PUBLISH_S = 60.0
 LIMIT = 500
 """Entries that a list shows if `--limit` is not given."""
 MAX_RTT_MS = 60_000.0
+MAX_STEP_MS = 600_000.0
+MAX_USERS = 1_000
+"""Users that `estimate` takes."""
 MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
 MAX_LIMIT = 2**32 - 1
@@ -28,7 +31,11 @@ _VALUED = ("--coordinator", "--ca", "--cert", "--cert-key", "--state-dir")
 """Flags of the connection that have a value."""
 _CONNECTION = frozenset({"coordinator", "ca", "cert", "cert_key", "state_dir", "tls", "insecure"})
 """Options of the connection, which may stand before a command, too."""
-_OF_OTHERS = {"up": {"ca", "state_dir", "insecure"}, "demo": set[str](), "chat": {"coordinator"}, "config": set[str]()}
+_OF_OTHERS = {
+    "up": {"ca", "state_dir", "insecure"},
+    "chat": {"coordinator"},
+    **{command: set[str]() for command in ("demo", "estimate", "config")},
+}
 """Command that asks no coordinator -> those of `_CONNECTION` that it has all the same."""
 _VERBS = {
     "verifiers": "list",
@@ -81,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_chat(commands)
+    _add_estimate(commands)
     _query(commands, "status", "verifiers.status", "show the verifiers and sessions of a cluster", watch=True)
     _add_top(commands)
     _add_verifiers(_noun(commands, "verifiers", "list or show verifiers, keep sessions off them, let them drain"))
@@ -142,6 +150,26 @@ def _add_chat(commands: Any) -> None:
     _option(chat, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "EDGE_COORDINATOR")
     _option(chat, "--verifier", "HOST:PORT", "one verifier, instead of a coordinator", "none", "EDGE_VERIFIER")
     _option(chat, "--config", "FILE", "TOML file whose table [edge] it reads", "none", "CONFIG", kind=Path)
+
+
+def _add_estimate(commands: Any) -> None:
+    text = "estimate whether speculation pays, by the coordinator's own predictions; needs no cluster"
+    made = _command(commands, "estimate", "estimate.estimate", text)
+    made.epilog = (
+        "A running pair shows them: `outrider verifiers show` the cost of a step by its tokens, `outrider window show` "
+        "RTT, DRAFT and FIRST ACC. Draft tokens are taken to be a chain, and accepted independently of one another."
+    )
+    step: dict[str, Any] = {"type": _number(float, 0.1, MAX_STEP_MS), "metavar": "MS", "required": True}
+    made.add_argument("--step-ms", **step, help="the target's time for one token of one user, without draft tokens")
+    ms: dict[str, Any] = {"type": _number(float, 0.0, MAX_RTT_MS), "metavar": "MS", "required": True}
+    made.add_argument("--rtt-ms", **ms, help="round trip between device and verifier")
+    rate: dict[str, Any] = {"type": _number(float, 0.0, 1.0), "metavar": "RATE", "required": True}
+    made.add_argument("--acceptance", **rate, help="share of the draft's tokens that are the target's, from 0 to 1")
+    made.add_argument("--draft-ms", **ms, help="the device's time for one draft token")
+    _option(made, "--users", "N", "users at the same time", 1, kind=_number(int, 1, MAX_USERS))
+    text = "time that each further token adds to a step, of whichever user"
+    _option(made, "--token-ms", "MS", text, 0.0, kind=_number(float, 0.0, MAX_STEP_MS))
+    _add_output(made)
 
 
 def _add_pair(made: argparse.ArgumentParser) -> None:
@@ -334,6 +362,7 @@ def _log_format(text: str) -> str:
 def _add_output(made: argparse.ArgumentParser) -> None:
     text = "how to print what was found [default: table]"
     made.add_argument("-o", "--output", choices=("table", "json"), default="table", help=text)
+    made.add_argument("--json", action="store_const", const="json", dest="output", help="the same as `-o json`")
 
 
 def _add_limit(made: argparse.ArgumentParser) -> None:

@@ -45,7 +45,16 @@ for command in json.loads(sys.argv[1]):
 
 
 COMMANDS: dict[str, list[Sequence[str]]] = {
-    "outrider": [(), ("up",), ("demo",), ("status",), ("top",), ("verifiers", "list"), ("tenants", "create")],
+    "outrider": [
+        (),
+        ("up",),
+        ("demo",),
+        ("estimate",),
+        ("status",),
+        ("top",),
+        ("verifiers", "list"),
+        ("tenants", "create"),
+    ],
     "outrider-coordinator": [()],
     "outrider-distill": [(), ("run",), ("key",), ("publish",), ("forget",)],
     "outrider-edge": [(), ("generate",), ("chat",), ("serve",), ("releases", "status")],

@@ -1,0 +1,101 @@
+"""Estimate what speculation gains, from a few figures and without a cluster, as the coordinator would decide."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+from typing import Any
+
+from coordinator.window.controller import TOLERANCE, SessionView, VerifierView, decide
+from coordinator.window.report_adapter import RECENT
+from outrider.core.acceptance.history import HIT, MISS
+from outrider.core.step_cost import KNOTS, StepCost
+from outrider.core.telemetry import SessionTelemetry
+from outrider.core.text import counted, table
+
+RTTS_MS = (0.0, 10.0, 25.0, 50.0, 100.0, 200.0)
+"""Distances that the table shows beside the one that was asked for."""
+COLUMNS = ("RTT", "SPEED-UP", "SPECULATION LENGTH", "ACCEPTANCE LENGTH", "TOKENS/S PER USER", "WITHOUT")
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Print the estimate for the distance that was asked for and for others, and return the exit code."""
+    rows = [at_distance(options, rtt_ms) for rtt_ms in sorted({*RTTS_MS, options.rtt_ms})]
+    [asked] = [row for row in rows if row["rtt_ms"] == options.rtt_ms]
+    if options.output == "json":
+        print(json.dumps({**asked, "summary": summary(options, asked), "distances": rows}, indent=2))
+    else:
+        print(f"{table(COLUMNS, [_cells(row) for row in rows])}\n\n{summary(options, asked)}")
+    return 0
+
+
+def at_distance(options: argparse.Namespace, rtt_ms: float) -> dict[str, Any]:
+    """Return what the coordinator would decide for these users at this distance, and what it would predict."""
+    further = KNOTS[-1] - 1
+    cost = StepCost({1: options.step_ms / 1e3, 1 + further: (options.step_ms + further * options.token_ms) / 1e3})
+    history = outcomes(options.acceptance)
+    users = [
+        SessionTelemetry(
+            f"user {number}",
+            rtt_ms=rtt_ms,
+            acceptance_history=history,
+            draft_ms=options.draft_ms,
+            nodes_per_level=1.0,
+        )
+        for number in range(options.users)
+    ]
+    decisions = list(decide(VerifierView(cost, tuple(map(SessionView, users)))).values())
+    speed_up = statistics.fmean(decision.speedup for decision in decisions)
+    without = 1.0 / cost.seconds(options.users, options.users)
+    return {
+        "rtt_ms": rtt_ms,
+        "pays": speed_up >= 1.0 + TOLERANCE,
+        "speed_up": round(speed_up, 3),
+        "speculation_length": statistics.median_low(decision.window.k for decision in decisions),
+        "acceptance_length": round(statistics.fmean(decision.tokens_per_step for decision in decisions), 3),
+        "tokens_per_s_per_user": round(without * speed_up, 2),
+        "tokens_per_s_per_user_without": round(without, 2),
+    }
+
+
+def outcomes(acceptance: float) -> bytes:
+    """Return an acceptance history with this share of accepted draft tokens, each independent of the others.
+
+    The lengths of its accepted runs are the quantiles of a geometric distribution, so that chance plays no part.
+    """
+    misses = round(RECENT * (1.0 - acceptance))
+    if misses in (0, RECENT):
+        return bytes([MISS if misses else HIT]) * RECENT
+    runs = [int(math.log1p(-(number + 0.5) / misses) / math.log(acceptance)) for number in range(misses)]
+    random.Random(0).shuffle(runs)
+    history = b"".join(bytes([HIT]) * run + bytes([MISS]) for run in runs)
+    return history[:RECENT].ljust(RECENT, bytes([HIT]))
+
+
+def summary(options: argparse.Namespace, row: dict[str, Any]) -> str:
+    """Return in one sentence whether speculation pays."""
+    where = f"at {options.rtt_ms:g} ms for {counted(options.users, 'user')}"
+    if not row["pays"]:
+        return (
+            f"It does not pay {where}: the coordinator switches speculation off, or it gains less than {TOLERANCE:.0%}."
+        )
+    speed, without = row["tokens_per_s_per_user"], row["tokens_per_s_per_user_without"]
+    each = " for each" if options.users > 1 else ""
+    return (
+        f"It pays {where}: {row['speed_up']:.2f} times the speed of no speculation, {speed:.1f} tokens a second{each}"
+        f" instead of {without:.1f}, with at most {counted(row['speculation_length'], 'draft token')} a step."
+    )
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{row['rtt_ms']:g} ms",
+        f"{row['speed_up']:.2f}",
+        f"{row['speculation_length']}",
+        f"{row['acceptance_length']:.2f}",
+        f"{row['tokens_per_s_per_user']:.1f}",
+        f"{row['tokens_per_s_per_user_without']:.1f}",
+    )
