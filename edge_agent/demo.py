@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import io
 import itertools
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge_agent.bench.delay import delayed
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
 from edge_agent.target.detokenizer import Detokenizer
-from outrider.core.addresses import split_address
 from outrider.core.errors import OutriderError
 from outrider.core.text import table
 
@@ -145,40 +144,6 @@ def overall(found: Sequence[Comparison]) -> str:
             f" (time to the first token included); {per_step:.2f} tokens per verification step"
         )
     return "\n".join(lines)
-
-
-# A constant delay is all that the demo needs; the benchmarks' emulation has outages and jitter, and is not installed.
-@contextlib.asynccontextmanager
-async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
-    """Yield a loopback address that passes connections to HOST:PORT `target`, each byte half of `rtt_ms` later."""
-    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        due = 0.0
-        while data := await reader.read(1 << 16):
-            due = max(due + 1e-6, loop.time() + rtt_ms / 2000)  # timers of the same moment have no order
-            loop.call_at(due, writer.write, data)
-        await asyncio.sleep(max(due + 1e-6 - loop.time(), rtt_ms / 2000))
-        writer.close()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (task := asyncio.current_task()) is not None:
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
-            far_reader, far_writer = await asyncio.open_connection(*split_address(target))
-            with contextlib.closing(far_writer):
-                await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    try:
-        yield f"{host}:{port}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run(options: argparse.Namespace) -> int:

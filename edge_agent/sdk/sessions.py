@@ -130,7 +130,7 @@ class Sessions:
         self._tasks = tasks
         self._channels = Channels(tls, insecure=settings.insecure)
         self._tls = tls is not None
-        self._reroute = dict(reroute)
+        self._reroute = reroute
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._drivers: set[SessionDriver] = set()

@@ -1,15 +1,16 @@
-"""Test that the demonstration marks the draft's tokens, and that its link delays bytes as requested, in order."""
+"""Test that an emulated distance delays bytes as requested, in order."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 from tcp_server import serving
 
-from edge_agent.demo import delayed
+from edge_agent.bench.delay import DelayedAddresses, delayed
 
 
 @pytest.fixture
@@ -38,3 +39,15 @@ async def test_all_bytes_come_in_order_and_then_the_end(echo: str) -> None:
         writer.write_eof()
         assert await asyncio.wait_for(reader.read(), 10.0) == b""
         writer.close()
+
+
+async def test_each_address_has_a_way_of_its_own_from_when_it_is_looked_up_first(echo: str) -> None:
+    async with DelayedAddresses(20.0) as ways:
+        assert ways[echo] == ways.get(echo, echo) != echo
+        reader, writer = await connect(ways[echo])
+        begun = time.monotonic()
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x" and time.monotonic() - begun >= 0.02
+        writer.close()
+    async with DelayedAddresses(0.0) as ways:
+        assert ways[echo] == echo

@@ -1,0 +1,1 @@
+"""Measure a running cluster: users with drafts and without, side by side (`outrider bench`)."""
