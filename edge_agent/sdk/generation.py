@@ -152,6 +152,7 @@ class Generation:
             logprobs=self.request.logprobs,
             min_tokens=self.request.min_tokens,
             prompt_logprobs=self.request.prompt_logprobs,
+            undrafted=not self.request.speculation,
         )
         self._scored = session.scored
         return self._sessions.open(session, self._bundle, self.request, self.statistics)

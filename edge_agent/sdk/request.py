@@ -144,6 +144,7 @@ class Request(BaseModel):
     ] = ()
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
+    speculation: bool = True
     traffic_class: Annotated[str, BeforeValidator(_label)] = ""
     timeout: Annotated[Timeout, BeforeValidator(_timeout)] = DEFAULT_TIMEOUT
     retries: Annotated[Integer, Field(ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES

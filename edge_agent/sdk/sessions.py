@@ -149,7 +149,7 @@ class Sessions:
         """Place the session, lease a draft and drive it while the body runs; yields what verifiers commit."""
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
-            drafts = self.drafts
+            drafts = self.drafts if request.speculation else DraftManager(None)
             release = drafts.pool.release if drafts.pool else ""
             budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
             if request.offline == "draft_only":

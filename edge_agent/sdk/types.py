@@ -50,6 +50,8 @@ class Options(TypedDict, total=False):
     stop: texts that end the output and are not part of it.
     stop_token_ids: ids that end the output as the target's own end does; at most 64.
     ignore_eos: continue past the target's own end.
+    speculation: False generates the same tokens without draft tokens, neither this device's nor the verifier's, to
+    measure what these gain.
     min_tokens: neither the target's own end nor a stop id comes before so many tokens.
     acceptance_rule: "coupled" by default: the output is the target's own. "typical" also accepts other draft tokens
     that the target finds likely: more tokens per step, but the output is not the target's own any more, and is marked
@@ -77,6 +79,7 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    speculation: bool
     traffic_class: str
     timeout: Timeout | float | None
     retries: int

@@ -91,6 +91,10 @@ def test_a_seed_gives_the_same_text_at_every_verifier_also_at_one_that_drafts_it
             here, there = (one.generate(CODE, max_tokens=TOKENS, **options) for one in (plain, other))
             assert here.token_ids == there.token_ids
             assert there.statistics.steps < TOKENS  # its own draft tokens were accepted
+    with Client(verifier=alone.ready, cache_dir=cluster.folder / "alone") as other:
+        without = other.generate(CODE, max_tokens=TOKENS, speculation=False)
+        assert without.token_ids == plain.generate(CODE, max_tokens=TOKENS).token_ids
+        assert (without.statistics.steps, without.statistics.drafted) == (TOKENS, 0)
     one, two, again = (plain.generate(CODE, max_tokens=8, temperature=1.0, seed=seed) for seed in (1, 2, 1))
     assert one.token_ids == again.token_ids != two.token_ids
 

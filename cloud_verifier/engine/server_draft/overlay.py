@@ -319,7 +319,8 @@ def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[E
     """Return the sessions whose known tokens the plan reads to the end, and those of them that sources serve."""
     ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
     # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
-    return ready, [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
+    served = (s for s in ready if not s.lossy and not s.protocol.attach.undrafted)
+    return ready, [s for s in served if s.pending == 1 and s.left > 1 and s.nodes.most_together]
 
 
 def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:

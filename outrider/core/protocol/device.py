@@ -60,6 +60,7 @@ class DeviceSession:
         logprobs: int | None = None,
         min_tokens: int = 0,
         prompt_logprobs: int | None = None,
+        undrafted: bool = False,
     ) -> None:
         self._request = Attach(
             epoch=0,
@@ -71,6 +72,7 @@ class DeviceSession:
             logprobs=logprobs,
             min_tokens=min_tokens,
             prompt_logprobs=prompt_logprobs,
+            undrafted=undrafted,
         )
         self.prompt, self.sampling = self._request.prompt, self._request.sampling
         self.max_tokens, self.min_tokens = max_tokens, min_tokens

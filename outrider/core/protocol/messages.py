@@ -88,6 +88,8 @@ class Attach:
     """Tokens of the prompt whose log-probabilities the device has received."""
     min_tokens: int = 0
     """Position before which no id that ends the sequence may come, unless its grammar leaves nothing else."""
+    undrafted: bool = False
+    """Whether the verifier adds no draft tokens of its own."""
 
     @property
     def to_score(self) -> int:

@@ -87,7 +87,7 @@ class TypicalAcceptance(_message.Message):
     def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("epoch", "prompt", "tokens", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs", "scored")
+    __slots__ = ("epoch", "prompt", "tokens", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs", "scored", "undrafted")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Attach(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
+    UNDRAFTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -110,7 +111,8 @@ class Attach(_message.Message):
     min_tokens: int
     prompt_logprobs: int
     scored: int
-    def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., scored: _Optional[int] = ...) -> None: ...
+    undrafted: bool
+    def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., scored: _Optional[int] = ..., undrafted: bool = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session_id", "attach", "vocabulary_hash")
