@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.distill.training.batches import TrainingBatch
-from cloud_verifier.distill.training.losses import divergence
+from cloud_verifier.distill.training.losses import OutputColumns, divergence
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, HeadsShape, load_heads, new_heads
 from cloud_verifier.engine.weights import hash_of
@@ -21,8 +19,6 @@ UNROLLED = 3
 """Predictions in a row that an EAGLE head is trained on, each from the one before."""
 STATES_BYTES = 2 << 30
 """Most memory for hidden states that are kept for the next epoch."""
-LISTED, SAMPLED = 8, 768
-"""Ids of each position that are compared one by one, and ids that stand for all others."""
 DECAY = 0.8
 """Weight of each further prediction, as a share of the one before: it counts only where that one was right."""
 
@@ -59,15 +55,13 @@ class HeadsStudent(nn.Module):
         first = int((labels >= 0).any(0).long().argmax())  # heads see states from the first label's on
         states, ids, labels = self.read(batch.ids, labels)[:, first:], batch.ids[:, first:], labels[:, first:]
         sums = torch.zeros(3, len(batch.positions), device=states.device)
-        vocabulary = _Vocabulary(batch, self.module.get_output_embeddings(), sampled=self.training)
+        columns = OutputColumns(batch, self.module.get_output_embeddings(), sampled=self.training)
         for number, (predicted, offset, behind) in enumerate(self.predictions(states, ids, labels, UNROLLED)):
             width = labels.shape[1]
             at, known = labels[:, behind + offset :], labels[:, : width - behind - offset]
             valid = (at >= 0) & (known >= 0)
             label = at[valid]
-            logits = vocabulary.logits(predicted[:, behind : width - offset][valid])
-            top_ids = vocabulary.top_ids[label]
-            kl, overlap = divergence(logits, top_ids, vocabulary.top_log_probs[label], vocabulary.tail[label])
+            kl, overlap = columns.divergence(predicted[:, behind : width - offset][valid], label)
             sums = sums.index_add(1, label, DECAY**number * torch.stack((torch.ones_like(kl), kl, overlap)))
         covered = sums[:, sums[0] > 0]
         return covered[1] / covered[0], covered[2] / covered[0]
@@ -144,42 +138,6 @@ class HeadsStudent(nn.Module):
             predictions.append((predicted, 1, step))
             states = torch.cat((states[:, :1], predicted[:, :-1]), dim=1)
         return predictions
-
-
-class _Vocabulary:
-    """The columns of the output layer that a batch's predictions are compared on, and the target's distributions there.
-
-    Where the vocabulary is large most of a training step would be spent on it. If `sampled`, the target's LISTED
-    likeliest ids of every position are compared, and of all others SAMPLED random ones stand for all (arXiv 1412.2007).
-    """
-
-    def __init__(self, batch: TrainingBatch, layer: nn.Linear, *, sampled: bool) -> None:
-        """Take the layer's columns for the ids of a batch; `[n, K]` and so on as in the batch."""
-        self.top_ids, self.top_log_probs, self.tail = batch.top_ids, batch.top_log_probs, batch.tail
-        self._weight: Tensor = layer.weight
-        self._bias: Tensor | None = layer.bias
-        listed = torch.unique(batch.top_ids[:, :LISTED])
-        listed = listed[listed >= 0]
-        count = len(layer.weight)
-        if not sampled or len(listed) + SAMPLED >= count:
-            return
-        device = layer.weight.device
-        place = torch.full((count,), -1, device=device)
-        place[listed] = torch.arange(len(listed), device=device)
-        others = (place < 0).nonzero()[:, 0]
-        columns = torch.cat((listed, others[torch.randint(len(others), (SAMPLED,), device=device)]))
-        self._weight = layer.weight[columns]
-        bias = torch.zeros(len(columns), device=device) if layer.bias is None else layer.bias[columns].clone()
-        bias[len(listed) :] += math.log(len(others) / SAMPLED)
-        self._bias = bias
-        self.tail = batch.tail + batch.top_log_probs[:, LISTED:].exp().sum(1)
-        self.top_log_probs = batch.top_log_probs[:, :LISTED]
-        ids = batch.top_ids[:, :LISTED]
-        self.top_ids = torch.where(ids >= 0, place[ids.clamp_min(0)], -1)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits `[n, columns]` of states `[n, H]`."""
-        return functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
 
 
 def load_heads_student(plan: TrainingPlan) -> HeadsStudent:

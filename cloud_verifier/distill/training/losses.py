@@ -10,15 +10,57 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.plan import LossKind
+
+LISTED, SAMPLED = 16, 2_000
+"""Likeliest ids of each position that are compared one by one, and random ids that stand for all others."""
 
 MIN_TAIL = 1e-6
 """Least probability that the target's tail counts as, and the draft's too where the target has no more. The tail of 64
 ids is often zero up to rounding, and its logarithm is needed."""
 MASKED_LOGIT = -1e4
 """Replaces listed logits in the tail's sum. It is finite because a logsumexp over -inf alone has no gradient."""
+
+
+class OutputColumns:
+    """The columns of the output layer that a batch is compared on, and the target's distributions there.
+
+    Where the vocabulary is large most of a training step would be spent on it. If `sampled`, the target's LISTED
+    likeliest ids of all positions are compared, and of the others SAMPLED random ones stand for all (arXiv 1412.2007).
+    """
+
+    def __init__(self, batch: TrainingBatch, layer: nn.Linear, *, sampled: bool) -> None:
+        """Choose the columns of `layer`, whose weight is `[V, H]`."""
+        self.top_ids, self.top_log_probs, self.tail = batch.top_ids, batch.top_log_probs, batch.tail
+        self._weight: Tensor = layer.weight
+        self._bias: Tensor | None = layer.bias
+        ids = batch.top_ids[:, :LISTED]
+        listed = torch.unique(ids[ids >= 0])
+        count, device = len(layer.weight), layer.weight.device
+        if not sampled or len(listed) + SAMPLED >= count:
+            return
+        place = torch.full((count,), -1, device=device)
+        place[listed] = torch.arange(len(listed), device=device)
+        others = (place < 0).nonzero()[:, 0]
+        columns = torch.cat((listed, others[torch.randint(len(others), (SAMPLED,), device=device)]))
+        self._weight = layer.weight[columns]
+        bias = torch.zeros(len(columns), device=device) if layer.bias is None else layer.bias[columns]
+        stands_for = torch.zeros(len(columns), device=device)
+        stands_for[len(listed) :] = math.log(len(others) / SAMPLED)
+        self._bias = bias + stands_for
+        self.tail = batch.tail + batch.top_log_probs[:, LISTED:].exp().sum(1)
+        self.top_log_probs = batch.top_log_probs[:, :LISTED]
+        self.top_ids = torch.where(ids >= 0, place[ids.clamp_min(0)], -1)
+
+    def divergence(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `divergence` does for states `[n, H]`. rows: `[n]`, their positions in the batch; None for all."""
+        logits = functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
+        target = self.top_ids, self.top_log_probs, self.tail
+        return divergence(logits, *(target if rows is None else (one[rows] for one in target)))
 
 
 def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from cloud_verifier.distill.gguf.reader import read_gguf
 from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.heads_student import HeadsStudent, load_heads_student
-from cloud_verifier.distill.training.losses import divergence
+from cloud_verifier.distill.training.losses import OutputColumns
 from cloud_verifier.distill.training.plan import TrainingPlan
 
 _LORA_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -22,7 +22,7 @@ follow."""
 
 
 class Student(nn.Module):
-    """A causal LM that computes its logits at labelled positions only.
+    """A causal LM that computes its logits at labelled positions only, and in training for some ids only.
 
     merged: returns the model without the adapters that `model` has, their products added to its weights.
     """
@@ -35,8 +35,8 @@ class Student(nn.Module):
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Return KL and overlap, each `[n]`."""
         states: Tensor = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(states.flatten(0, 1)[batch.positions]).float()
-        return divergence(logits, batch.top_ids, batch.top_log_probs, batch.tail)
+        columns = OutputColumns(batch, self.model.lm_head, sampled=self.training)
+        return columns.divergence(states.flatten(0, 1)[batch.positions])
 
 
 def load_student(plan: TrainingPlan) -> Student | HeadsStudent:

@@ -226,6 +226,7 @@ def build_optimizer(student: Student | HeadsStudent, plan: TrainingPlan) -> torc
         betas=(0.9, 0.95),
         eps=plan.adam_epsilon,
         weight_decay=plan.weight_decay,
+        fused=True,
     )
 
 
