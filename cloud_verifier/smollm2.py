@@ -85,11 +85,15 @@ def _convert(scratch: Path) -> None:
     print(f"converting {NAME} to bfloat16 safetensors (10 s)", file=sys.stderr, flush=True)
     import torch
     import transformers
+    from tokenizers import pre_tokenizers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     read = transformers.AutoModelForCausalLM.from_pretrained(scratch, gguf_file="model.gguf", dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(scratch, gguf_file="model.gguf")
+    # transformers does not take over from GGUF that digits are split from each other and from spaces.
+    digits, letters = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
     config = read.config.to_dict()
     config.pop("quantization_config", None)  # a model that still has it refuses to be saved
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(config)).to(torch.bfloat16)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from cloud_verifier.distill.config import INSTALL, DistillConfig
+from cloud_verifier.distill.config import INSTALL, DistillConfig, Embeddings
 from cloud_verifier.distill.errors import StageFailed
 from outrider.artifacts.hub import fetch_draft, fetch_target
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
@@ -94,11 +94,10 @@ def _add_stages(commands: Any) -> None:
     export.add_argument("--out", type=Path, required=True, help="GGUF file to write")
     export.add_argument("--quantization", default="Q8_0", help="F32, F16, Q8_0, Q6_K, Q4_K_M or Q4_0 [default: Q8_0]")
     export.add_argument(
-        "--widened",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="tensors that may be stored wider, since their rows do not fit the blocks [default: none]",
+        "--embeddings",
+        metavar="TYPE",
+        choices=get_args(Embeddings),
+        help=f"type of the embeddings: {', '.join(get_args(Embeddings))} [default: llama.cpp's choice, a wide one]",
     )
     export.set_defaults(run=_export)
 
@@ -254,7 +253,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.quantization not in get_args(Quantization):
         kinds = ", ".join(get_args(Quantization))
         raise BadRequest(f"--quantization is {options.quantization}, must be one of {kinds}", field="quantization")
-    print(export(options.model, options.tokenizer, options.out, options.quantization, widened=options.widened))
+    print(export(options.model, options.tokenizer, options.out, options.quantization, embeddings=options.embeddings))
     return 0
 
 

@@ -33,6 +33,9 @@ class GateRule:
     """Number of bootstrap samples behind each bound."""
 
 
+Embeddings = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "F16"]
+
+
 class DistillConfig(BaseSettings):
     """Holds the settings of distillation. The text below each field is in `--help` and docs/configuration.md.
 
@@ -110,8 +113,8 @@ class DistillConfig(BaseSettings):
     """Further fields of the training plan (`TrainingPlan`), as JSON: rates, batches, steps instead of minutes."""
     quantization: Literal["Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "F16"] = "Q8_0"
     """Storage type of the published draft's weights."""
-    widened: tuple[str, ...] = ()
-    """Patterns of tensors that may be stored wider, since their rows do not fit the quantization's blocks."""
+    embeddings: Embeddings | None = None
+    """Storage type of its embeddings and output layer; if none is given, the wide one that llama.cpp chooses."""
 
     gate_gain: float = Field(GateRule.gain, ge=0)
     """Least gain in tokens per step on the fresh classes, as a share from 0 to 1."""

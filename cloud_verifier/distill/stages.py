@@ -135,7 +135,8 @@ def export_draft(run: Path) -> None:
         return
     kind = cast(Quantization, job.quantization)
     log.info(
-        "exported %s", export(run / MODEL, job.target, run / DRAFT, kind, widened=job.widened, threads=job.threads)
+        "exported %s",
+        export(run / MODEL, job.target, run / DRAFT, kind, embeddings=job.embeddings, threads=job.threads),
     )
 
 

@@ -110,7 +110,7 @@ class TrafficWatcher:
             base=base.resolve(),
             incumbent=incumbent.resolve(),
             quantization=config.quantization,
-            widened=config.widened,
+            embeddings=config.embeddings,
             fresh=run.fresh,
             rule=config.gate_rule,
             threads=config.threads,

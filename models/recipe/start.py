@@ -28,7 +28,9 @@ READ = 24
 def sliced(target: LlamaForCausalLM, texts: Sequence[Text], width: int, layers: Sequence[int]) -> LlamaForCausalLM:
     """Return a Llama of `width` and as many layers as chosen, in float32. texts: what the target writes."""
     config = target.config
-    seen = torch.bincount(torch.cat([torch.from_numpy(one.tokens).long() for one in texts]), minlength=config.vocab_size)
+    seen = torch.bincount(
+        torch.cat([torch.from_numpy(one.tokens).long() for one in texts]), minlength=config.vocab_size
+    )
     frequency = seen / seen.sum()
     embeddings = target.model.embed_tokens.weight
     embeddings = embeddings - frequency @ embeddings

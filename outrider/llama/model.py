@@ -188,15 +188,20 @@ class LlamaModel:
         self.close()
 
 
-def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1) -> None:
+def quantize(
+    source: Path, destination: Path, kind: QuantKind, threads: int = 1, *, embeddings: str | None = None
+) -> None:
     """Write a GGUF file quantised to `destination`, which appears whole or not at all.
 
+    embeddings: ggml's type of the embeddings and the output layer; None lets llama.cpp choose one wider than `kind`.
     llama.cpp silently stores a tensor wider than asked for where its rows do not fit the blocks of `kind`: compare the
     tensor types that came out. Raises ModelRefused if llama.cpp refuses the file.
     """
     lib = library()
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    if embeddings is not None:
+        params.token_embedding_type = params.output_tensor_type = getattr(lib, f"GGML_TYPE_{embeddings}")
     params.nthread = threads
     # Never truncate a file in place: a process that has mapped it would die of SIGBUS.
     with atomic_files.replacing(destination) as partial:

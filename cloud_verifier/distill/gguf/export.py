@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from cloud_verifier.distill.config import Embeddings
 from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.writer import check_types, tensor_types, write_gguf
 from outrider.artifacts import atomic_files
@@ -61,12 +62,13 @@ def export(
     out: Path,
     quantization: Quantization = "Q8_0",
     *,
-    widened: Sequence[str] = (),
+    embeddings: Embeddings | None = None,
     threads: int = 1,
 ) -> ExportedDraft:
     """Write a draft for the target whose tokenizer is in `tokenizer_folder`; `out` appears once all checks passed.
 
-    widened: patterns of the tensors that may be stored wider, since their rows do not fit the quantization's blocks.
+    embeddings: type of the embeddings and the output layer, which are most of a small draft; None leaves the choice to
+    llama.cpp, which takes a wide one.
     Raises GgufError for a model or tokenizer that cannot be exported, or for a file that fails a check.
     """
     tokenizer_json = tokenizer_folder / "tokenizer.json"
@@ -80,8 +82,8 @@ def export(
             if quantization == "F32":
                 full.rename(unchecked)
             else:
-                quantize(full, unchecked, quantization, threads)
-            check_types(unchecked, quantization, widened)
+                quantize(full, unchecked, quantization, threads, embeddings=embeddings)
+            check_types(unchecked, quantization, embeddings)
             with LlamaModel.load(unchecked) as model:
                 probes = check_tokenizer(model, tokenizer_json.read_text(encoding="utf-8"))
             types = Counter(tensor_types(unchecked).values())

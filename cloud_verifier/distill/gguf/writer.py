@@ -6,9 +6,8 @@ by name: with another one a third of all strings would split differently on the 
 
 from __future__ import annotations
 
-import fnmatch
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,21 +73,23 @@ def tensor_types(path: Path) -> dict[str, str]:
     return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
 
-def check_types(path: Path, kind: str, widened: Sequence[str] = ()) -> None:
+def check_types(path: Path, kind: str, embeddings: str | None = None) -> None:
     """Raise GgufError unless every matrix is stored as `kind` says and every vector as F32.
 
-    kind: a type, or llama.cpp's name of a mix of types. widened: patterns (`blk.*.ffn_down.weight`) of the tensors that
-    may be stored wider, since their rows do not fit the blocks of `kind`.
+    kind: a type, or llama.cpp's name of a mix of types. embeddings: the type of embeddings and output layer; None if
+    llama.cpp chose it. A matrix whose rows do not fit the blocks of its type may be wider.
     """
-    for name, stored in tensor_types(path).items():
-        if name.endswith(_VECTORS):
+    for tensor in gguf.GGUFReader(path).tensors:
+        part, stored = tensor.name.split(".")[-2], tensor.tensor_type.name
+        wanted = {_MATRICES.get(kind, kind)} | _RAISED.get((kind, part), set())
+        if tensor.name.endswith(_VECTORS):
             wanted = {"F32"}
-        else:
-            wanted = {_MATRICES.get(kind, kind)} | _RAISED.get((kind, name.split(".")[-2]), set())
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in widened):
-                wanted |= _WIDER
+        elif embeddings is not None and part in ("output", "token_embd"):
+            wanted = {embeddings}
+        elif any(tensor.shape[0] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[one]][0] for one in wanted):
+            wanted |= _WIDER
         if stored not in wanted:
-            raise GgufError(f"{name} is {stored}, not {' or '.join(sorted(wanted))}: widen its rows, or allow it")
+            raise GgufError(f"llama.cpp stored {tensor.name} as {stored}, not as {' or '.join(sorted(wanted))}")
 
 
 def _write_hyperparameters(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
@@ -147,6 +148,8 @@ def _pre_tokenizer_name(state: Mapping[str, Any]) -> str:
         return "gpt-2"
     if steps["type"] == "Sequence" and len(steps["pretokenizers"]) == 2:
         split, byte_level = steps["pretokenizers"]
+        if split["type"] == "Digits" and split["individual_digits"] and byte_level["use_regex"]:
+            return "smollm"
         name = _PRE_TOKENIZERS.get(split.get("pattern", {}).get("Regex", ""))
         if name and split["behavior"] == "Isolated" and not byte_level["use_regex"]:
             return name

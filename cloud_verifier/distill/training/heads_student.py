@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.distill.training.batches import TrainingBatch
-from cloud_verifier.distill.training.losses import OutputColumns, divergence
+from cloud_verifier.distill.training.losses import OutputColumns
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, HeadsShape, load_heads, new_heads
 from cloud_verifier.engine.weights import hash_of

@@ -57,7 +57,7 @@ class OutputColumns:
         self.top_ids = torch.where(ids >= 0, place[ids.clamp_min(0)], -1)
 
     def divergence(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what `divergence` does for states `[n, H]`. rows: `[n]`, their positions in the batch; None for all."""
+        """Return what `divergence` does for states `[n, H]`. rows: `[n]`, their positions; None for all."""
         logits = functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
         target = self.top_ids, self.top_log_probs, self.tail
         return divergence(logits, *(target if rows is None else (one[rows] for one in target)))

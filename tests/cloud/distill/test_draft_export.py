@@ -11,11 +11,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tiny_drafts import CONFIGS, VOCAB, tiny_draft, tiny_tokenizer
+from tokenizers import pre_tokenizers
 
+from cloud_verifier.distill.config import Embeddings
 from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.export import PROBES, ExportedDraft, Quantization, check_tokenizer, export
 from cloud_verifier.distill.gguf.reader import read_gguf
-from cloud_verifier.distill.gguf.writer import tensor_types, write_gguf
+from cloud_verifier.distill.gguf.writer import check_types, tensor_types, write_gguf
 from outrider.llama import LlamaModel, TreeContext
 
 IDS = [7, 42, 257, 3, 99, 120, 260, 8, 8, 31]
@@ -29,9 +31,11 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def exported(model: torch.nn.Module, target: Path, kind: Quantization, widened: tuple[str, ...] = ()) -> ExportedDraft:
+def exported(
+    model: torch.nn.Module, target: Path, kind: Quantization, embeddings: Embeddings | None = None
+) -> ExportedDraft:
     model.save_pretrained(target.parent / "model")
-    return export(target.parent / "model", target, target.parent / "draft.gguf", kind, widened=widened)
+    return export(target.parent / "model", target, target.parent / "draft.gguf", kind, embeddings=embeddings)
 
 
 def llama_logits(path: Path) -> NDArray[np.float32]:
@@ -79,13 +83,26 @@ def test_four_bits_take_the_mix_that_is_meant(target: Path) -> None:
     assert np.corrcoef(logits_of(model).ravel(), llama_logits(done.path).ravel())[0, 1] > 0.9
 
 
-def test_a_tensor_that_was_silently_widened_is_refused_unless_allowed(target: Path, tmp_path: Path) -> None:
-    model = tiny_draft("qwen2", hidden_size=256)
-    with pytest.raises(GgufError, match=r"blk\.0\.ffn_down\.weight is Q\w+, not Q4_K or Q6_K"):
-        exported(model, target, "Q4_K_M")
-    assert list(tmp_path.glob("draft.gguf*")) == []
-    stored = tensor_types(exported(model, target, "Q4_K_M", ("blk.*.ffn_down.weight",)).path)
+def test_rows_that_do_not_fit_the_blocks_are_wider_and_other_rows_must_not_be(target: Path) -> None:
+    path = exported(tiny_draft("qwen2", hidden_size=256), target, "Q4_K_M").path
+    stored = tensor_types(path)
     assert stored["blk.0.ffn_down.weight"] not in ("Q4_K", "Q6_K") and stored["blk.0.ffn_up.weight"] == "Q4_K"
+    with pytest.raises(GgufError, match=r"stored blk\.0\.\w+\.weight as Q\w+, not as Q4_0"):
+        check_types(path, "Q4_0")
+
+
+def test_embeddings_have_the_type_that_was_asked_for(target: Path) -> None:
+    done = exported(tiny_draft("llama", **LARGE), target, "Q4_0", "Q4_1")
+    stored = tensor_types(done.path)
+    assert stored["token_embd.weight"] == "Q4_1" and stored["blk.0.ffn_up.weight"] == "Q4_0"
+
+
+def test_digits_that_are_split_from_each_other_and_from_spaces_are_split_so_by_llama_cpp(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    digits, letters = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
+    tokenizer.save_pretrained(tmp_path / "target")
+    assert exported(tiny_draft("llama"), tmp_path / "target", "F32").probes == PROBES
 
 
 def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(tmp_path: Path) -> None:
