@@ -43,8 +43,10 @@ class Reference:
         `tokens` without an end of the target's counts as infinitely far.
         """
         ids = torch.tensor([[*prompt, *output]])
-        logits = self._model(input_ids=ids).logits[0, len(prompt) - 1 :].double().numpy()
-        scored = (_scores(logits[i], prompt, output[:i], **sampling) for i in range(len(output)))
+        # Of the output alone: a long prompt's logits would take a gigabyte. The last ones decide on no token of it.
+        logits = self._model(input_ids=ids, logits_to_keep=len(output) + 1).logits[0, :-1]
+        rows = (row.double().numpy() for row in logits)
+        scored = (_scores(row, prompt, output[:i], **sampling) for i, row in enumerate(rows))
         found = [
             gap for token, scores in zip(output, scored, strict=True) if (gap := self._gap(token, *scores)) is not None
         ]

@@ -68,7 +68,9 @@ def test_users_at_a_rate_lie_between_the_rows() -> None:
 def test_the_reference_notices_a_wrong_token_and_an_output_that_ends_early() -> None:
     reference = Reference.__new__(Reference)
     logits = torch.tensor([[[0.0, 0.0, 9.0, 1.0], [0.0, 7.0, 3.0, 0.0], [5.0, 0.0, 0.0, 4.5]]])
-    reference._model = lambda input_ids: SimpleNamespace(logits=logits[:, : input_ids.shape[1]])
+    reference._model = lambda input_ids, logits_to_keep: SimpleNamespace(
+        logits=torch.cat([logits[:, : logits_to_keep - 1], logits[:, :1]], dim=1)
+    )
     reference._ends, reference._tie = {0}, 1e-3
     assert reference.gaps([1], [2, 1, 0], {}, tokens=8) == []
     assert reference.gaps([1], [2, 2, 0], {}, tokens=8) == [4.0]
@@ -87,7 +89,9 @@ def _key(seed: int) -> int:
 
 
 def _gaps(reference: Reference, row: np.ndarray, seed: int, token: int) -> list[float]:
-    reference._model = lambda input_ids: SimpleNamespace(logits=torch.tensor(row)[None, None].expand(1, 2, 4))
+    reference._model = lambda input_ids, logits_to_keep: SimpleNamespace(
+        logits=torch.tensor(row)[None, None].expand(1, logits_to_keep, 4)
+    )
     return reference.gaps([1], [token], {"temperature": 1.0, "seed": seed}, tokens=1)
 
 
