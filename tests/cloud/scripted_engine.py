@@ -80,7 +80,7 @@ class ScriptedEngine:
         def found() -> list[engine_pb2.EngineRequest]:
             return [r for r in self.requests if r.WhichOneof("kind") == kind and epoch in (0, r.epoch)]
 
-        async with asyncio.timeout(5), self._news:
+        async with asyncio.timeout(60), self._news:
             await self._news.wait_for(found)
         return found()[0]
 
@@ -91,7 +91,7 @@ class ScriptedEngine:
             said = [getattr(r, kind) for r in self.requests if r.WhichOneof("kind") == kind]
             return [message for message in said if wanted(message)]
 
-        async with asyncio.timeout(5), self._news:
+        async with asyncio.timeout(60), self._news:
             await self._news.wait_for(found)
         return found()[0]
 
@@ -113,7 +113,7 @@ class ScriptedHost(EngineHost):
         assert self._writer is not None and self._pump is not None and self._serving is not None
         self._writer.close()
         self.engine.die()
-        await asyncio.wait({self._pump, self._serving}, timeout=5)
+        await asyncio.wait({self._pump, self._serving}, timeout=60)
 
 
 class Front:
@@ -162,7 +162,7 @@ class Stream:
         await self.call.write(session_pb2.ClientMessage(**kind))
 
     async def read(self, *, pings: bool = False) -> Any:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 message = await self.call.read()
                 if message is grpc.aio.EOF or pings or message.WhichOneof("kind") != "ping":
@@ -231,7 +231,7 @@ async def front(
         await host.stop()
 
 
-async def until(condition, timeout_s: float = 10.0) -> None:
+async def until(condition, timeout_s: float = 60.0) -> None:
     give_up = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up

@@ -272,7 +272,7 @@ async def test_the_round_trip_of_a_ping_is_measured_once_and_reaches_the_engine(
         for nonce in (ping.nonce, ping.nonce, 12345):  # it is believed once
             await stream.send(pong=session_pb2.Pong(nonce=nonce))
         update = (await running.engine.asked("update")).update
-        assert 30.0 <= update.rtt_ms < 1000.0
+        assert update.rtt_ms >= 30.0
         assert running.service.live.streams["s"].rtt_ms == update.rtt_ms
         assert news == ["known"]
         stream.call.cancel()

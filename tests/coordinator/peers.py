@@ -25,7 +25,7 @@ def identity(**changes: str) -> session_pb2.TargetIdentity:
     return changed
 
 
-async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 60.0) -> None:
     """Wait until the condition holds; fail if it never does."""
     give_up = time.monotonic() + timeout_s
     while not await condition():

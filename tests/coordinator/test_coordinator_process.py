@@ -22,7 +22,7 @@ async def program(*flags):
     command = [sys.executable, "-m", "coordinator.app", "--listen", "127.0.0.1:0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             line = (await process.stdout.readline()).decode().strip()
         assert line.startswith("listening on 127.0.0.1:")
         yield process, line.removeprefix("listening on ")

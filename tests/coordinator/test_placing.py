@@ -63,19 +63,21 @@ async def test_a_report_that_was_on_its_way_does_not_bring_a_closed_session_back
     await coordinator.open()
 
 
-async def test_the_place_of_a_device_that_never_attaches_is_free_again(start, refused):
+async def test_the_place_of_a_device_that_never_attaches_is_free_again(start):
     coordinator = await start(attach_grace_ms=150)
     await coordinator.join("v1", capacity=1)
-    await coordinator.open()
-    assert isinstance(await refused(coordinator.open()), Overloaded)
 
     async def room():
         return not isinstance(await attempt(coordinator.open()), OutriderError)
 
+    async def full():
+        return not await room()
+
+    await until(full)  # at the second session, unless a busy machine takes longer than the first one's place is kept
     await until(room)
 
 
-async def test_a_session_keeps_its_place_while_it_is_reported_and_loses_it_after(start, refused):
+async def test_a_session_keeps_its_place_while_it_is_reported_and_loses_it_after(start):
     coordinator = await start(lease_ms=300, report_interval_ms=50, attach_grace_ms=100)
     await coordinator.join("v1", capacity=1)
     await coordinator.join("v2", capacity=1)
@@ -84,13 +86,19 @@ async def test_a_session_keeps_its_place_while_it_is_reported_and_loses_it_after
     await coordinator.report(dropped.primary.verifier_id, [dropped.session_id])
 
     async def only_the_dropped_ones_place_is_free():
-        await coordinator.report(kept.primary.verifier_id, [kept.session_id])
-        await coordinator.report(dropped.primary.verifier_id)
-        got = await attempt(coordinator.open())
-        return not isinstance(got, OutriderError) and got.primary.verifier_id == dropped.primary.verifier_id
+        for opened, sessions in ((kept, [kept.session_id]), (dropped, [])):
+            if not (await coordinator.report(opened.primary.verifier_id, sessions)).known:
+                await coordinator.join(
+                    opened.primary.verifier_id, capacity=1
+                )  # a busy machine was later than the lease
+        first, second = await attempt(coordinator.open()), await attempt(coordinator.open())
+        return (
+            not isinstance(first, OutriderError)
+            and first.primary.verifier_id == dropped.primary.verifier_id
+            and isinstance(second, Overloaded)
+        )
 
     await until(only_the_dropped_ones_place_is_free)
-    assert isinstance(await refused(coordinator.open()), Overloaded)  # and no other
 
 
 async def test_sessions_that_only_the_verifier_knows_of_count_too(coordinator, refused):

@@ -47,7 +47,7 @@ def _ask(base, method, path, headers, context=None):
     where = urlsplit(base)
     kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
     tls = {"context": context} if context else {}
-    with contextlib.closing(kind(where.hostname, where.port, timeout=10, **tls)) as connection:
+    with contextlib.closing(kind(where.hostname, where.port, timeout=60, **tls)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()

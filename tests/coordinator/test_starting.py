@@ -34,7 +34,7 @@ async def test_where_one_of_several_verifiers_fails_the_others_are_stopped(tmp_p
         return await start(name, ["sh", "-c", FAKE, name, command[-1]], **given)
 
     monkeypatch.setattr(Child, "start", fake)
-    async with Cluster(on_log=local._print_log, start_timeout_s=30.0) as running:
+    async with Cluster(on_log=local._print_log, start_timeout_s=120.0) as running:
         with pytest.raises(Unavailable, match="verifier-1 ended with exit code 7 before it was ready"):
             await local._start_verifiers(running, 2, str(tmp_path))
         assert running.verifiers == []
@@ -46,5 +46,5 @@ async def test_a_child_may_write_more_than_a_line_holds_and_is_stopped_in_order(
     monkeypatch.setattr(cluster_module, "MAX_LINE", 1_000)
     script = "echo listening on a:1; printf '%0200000d\\n' 0; printf '%02000d\\n' 0 >&2"
     child = await Child.start("loud", ["sh", "-c", script], on_log=lambda *_: None)
-    assert await asyncio.wait_for(child.wait(), 10.0) == 0
+    assert await asyncio.wait_for(child.wait(), 60.0) == 0
     await child.stop()

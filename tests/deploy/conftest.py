@@ -24,7 +24,7 @@ def tool() -> Callable[..., str]:
         path = Path(sys.executable).with_name(name)
         if not path.exists():
             missing(f"{name} is not installed: pip install -e '.[dev]'")
-        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

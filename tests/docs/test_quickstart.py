@@ -22,7 +22,7 @@ def test_the_commands_of_the_quickstart_give_a_text_and_show_the_cluster(cluster
     variables["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{variables['PATH']}"
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -40,8 +40,7 @@ async def channels() -> AsyncIterator[Channels]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients wait for a silent verifier a third as long, and drafts go on alone soon."""
-    monkeypatch.setattr("edge_agent.sdk.sessions.SILENCE_S", 0.5)
+    """Let drafts go on alone soon."""
     monkeypatch.setattr("edge_agent.sdk.sessions.OFFLINE_AFTER_S", 0.2)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ports import unused_port
 
 from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
 from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
@@ -87,10 +88,11 @@ class FakeVerifier:
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
-    async def start(self, address: str = "127.0.0.1:0") -> None:
+    async def start(self, address: str = "") -> None:
+        """Listen at a port that stays this verifier's own while it is dead."""
         self._server = server()
         session_pb2_grpc.add_VerifierServicer_to_server(_Servicer(self), self._server)
-        self.address = f"127.0.0.1:{bind(self._server, address)}"
+        self.address = f"127.0.0.1:{bind(self._server, address or f'127.0.0.1:{unused_port()}')}"
         await self._server.start()
 
     async def kill(self) -> None:
@@ -338,7 +340,7 @@ async def until_live(verifier: FakeVerifier) -> None:
 
 
 async def _until(true: Callable[[], bool], otherwise: str) -> None:
-    for _ in range(300):
+    for _ in range(6_000):
         if true():
             return
         await asyncio.sleep(0.01)

@@ -57,12 +57,12 @@ class Threaded:
         return self.verifier.address
 
     def kill(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.verifier.kill(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self.verifier.kill(), self._loop).result(60)
 
     def call(self, work: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(work)
 
-    def until_free(self, within_s: float = 3.0) -> None:
+    def until_free(self, within_s: float = 60.0) -> None:
         """Wait until no session is live."""
         give_up = time.monotonic() + within_s
         while self.verifier.live:
@@ -83,9 +83,9 @@ def in_thread(script: Script) -> Iterator[Threaded]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield begun[0]
     finally:
         begun[0].call(done.set)
-        thread.join(10)
+        thread.join(60)

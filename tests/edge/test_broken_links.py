@@ -84,7 +84,7 @@ async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
     monkeypatch.setattr(streams, "_LATE_S", 0.01)
     async with opened(script, channels) as (_, stream):
         clock.now += 3 * SILENCE_S  # as if the whole machine had been
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while stream._waits_since < clock.now and not stream._silent:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await receive_for(stream, clock, SILENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ async def client(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[
 
 
 async def until(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
+    for _ in range(6_000):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -103,7 +104,7 @@ async def test_whenever_a_request_is_cancelled_its_session_is_closed(
     client: AsyncClient, coordinator: FakeCoordinator
 ) -> None:
     await client.prepare()
-    for turn in range(30):
+    for turn in itertools.takewhile(lambda turn: turn < 30 or coordinator.opened < 12, range(300)):
         (asking,) = begin(client, 1)
         await asyncio.sleep(turn * 0.0002)
         for _ in range(turn % 7):

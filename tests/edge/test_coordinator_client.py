@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ports import unused_port
 
 from edge_agent.session import coordinator_client
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
@@ -34,7 +35,7 @@ class Opens(coordinator_pb2_grpc.CoordinatorServicer):
         self.requests: list[pb.OpenSessionRequest] = []
         self.prior: pb.Prior | None = None
         self.refusal: Unavailable | None = None
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{unused_port()}"
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:

@@ -37,7 +37,7 @@ async def test_all_bytes_come_in_order_and_then_the_end(echo: str) -> None:
         writer.write(data)
         assert await reader.readexactly(len(data)) == data
         writer.write_eof()
-        assert await asyncio.wait_for(reader.read(), 10.0) == b""
+        assert await asyncio.wait_for(reader.read(), 60.0) == b""
         writer.close()
 
 

@@ -30,7 +30,7 @@ def edge_settings() -> EdgeSettings:
 async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         serving(client, EdgeSettings(serve_listen=LOCAL)) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as made,
+        httpx.AsyncClient(base_url=url, timeout=60) as made,
     ):
         await client.prepare()
         yield made
@@ -51,7 +51,7 @@ def said() -> Iterator[io.StringIO]:
 
 async def lines_of(said: io.StringIO, about: str = " in ") -> list[str]:
     """Return the lines once the request's own is there, which may come after its answer."""
-    for _ in range(300):
+    for _ in range(6_000):
         if about in said.getvalue():
             return said.getvalue().splitlines()
         await asyncio.sleep(0.01)

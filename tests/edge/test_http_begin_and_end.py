@@ -51,7 +51,7 @@ async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
     came = b""
     try:
         async with (
-            httpx.AsyncClient(base_url=url, timeout=30) as web,
+            httpx.AsyncClient(base_url=url, timeout=60) as web,
             web.stream("POST", "v1/completions", json={"prompt": "x", "max_tokens": tokens, "stream": True}) as answer,
         ):
             async for data in answer.aiter_bytes():
@@ -73,5 +73,5 @@ async def test_a_stream_under_way_has_so_long_as_the_setting_says(tmp_path: Path
     ):
         async with serving(client, EdgeSettings(serve_listen=LOCAL, serve_stop_s=stop_s)) as url:
             reading = asyncio.create_task(streamed(url, begun))
-            await asyncio.wait_for(begun.wait(), 10)
+            await asyncio.wait_for(begun.wait(), 60)
         assert (b"data: [DONE]" in await reading) is whole

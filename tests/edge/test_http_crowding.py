@@ -39,7 +39,7 @@ async def served(
     async with (
         AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft="ngram", settings=settings) as client,
         serving(client, settings) as url,
-        httpx.AsyncClient(base_url=url, timeout=30) as web,
+        httpx.AsyncClient(base_url=url, timeout=60) as web,
     ):
         await client.prepare()
         yield client, web

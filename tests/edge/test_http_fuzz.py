@@ -54,7 +54,7 @@ def statuses_of(operation: Any, mode: GenerationMode) -> set[int]:
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     def send(case: Any) -> None:
         case.body = shortened(case.body)
-        answer = case.call(timeout=30)
+        answer = case.call(timeout=120)
         found.add(answer.status_code)
         assert answer.status_code < 500, (answer.status_code, answer.content)
 

@@ -14,7 +14,7 @@ from reciter import TEXT
 
 @pytest.fixture
 async def web(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=url, timeout=20) as made:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as made:
         yield made
 
 

@@ -21,8 +21,8 @@ from outrider.core.errors import Overloaded
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "FRESH_S", 0.0)
-    monkeypatch.setattr(app, "ANSWER_S", 20.0)
-    monkeypatch.setattr(sessions, "PROBE_S", 10.0)
+    monkeypatch.setattr(app, "ANSWER_S", 60.0)
+    monkeypatch.setattr(sessions, "PROBE_S", 60.0)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def client(
 async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         serving(client, EdgeSettings(serve_listen="127.0.0.1:0")) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as web,
+        httpx.AsyncClient(base_url=url, timeout=60) as web,
     ):
         assert (await web.get("ready")).json()["status"] == "loading"
         await client.prepare()
@@ -69,7 +69,7 @@ async def test_it_is_ready_while_both_answer_and_leaves_no_session_behind(
         assert (await web.get("ready")).status_code == 200
     coordinator.refuse = Overloaded("no room")  # requests wait for it
     assert (await web.get("ready")).status_code == 200
-    for _ in range(500):
+    for _ in range(6_000):
         if len(coordinator.closed) == coordinator.opened - 1:  # one was refused
             break
         await asyncio.sleep(0.01)
@@ -85,7 +85,7 @@ async def test_what_is_dead_is_named_and_a_verifier_that_is_back_is_found(
         briefly.setattr(sessions, "PROBE_S", 0.05)
         assert f"at {address}, which the coordinator named, cannot be reached" in await unready(web)
     await verifier.start(address)
-    for _ in range(200):
+    for _ in range(1_200):
         if (answer := await web.get("ready")).status_code == 200:
             break
         await asyncio.sleep(0.05)

@@ -114,7 +114,7 @@ async def test_what_is_wrong_or_not_supported_is_refused_by_name(url: str) -> No
         ({"previous_response_id": "resp_nobody"}, "previous_response_id", "resp_nobody"),
         ({"model": "gpt-5"}, "model", "gpt-5"),
     ]
-    async with httpx.AsyncClient(base_url=url, timeout=20) as web:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as web:
         for more, param, said in cases:
             answer = await web.post("v1/responses", json={"input": "x", **more})
             assert answer.status_code == (404 if param == "model" else 400), answer.text

@@ -31,7 +31,7 @@ async def openai(url: str) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def web(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=url, timeout=20) as made:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as made:
         yield made
 
 
@@ -200,5 +200,5 @@ async def test_a_client_that_goes_away_cancels_its_request(web: httpx.AsyncClien
                     break
         else:
             with pytest.raises(httpx.ReadTimeout):
-                await web.post("v1/completions", json=body, timeout=0.3)
+                await web.post("v1/completions", json=body, timeout=httpx.Timeout(60, read=0.3))
         await until_free(verifier)

@@ -148,7 +148,7 @@ async def device(cluster: Cluster) -> AsyncIterator[Device]:
     await device.end()
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     give_up = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < give_up, "it did not come to that"

@@ -28,7 +28,7 @@ def test_what_a_failing_build_had_taken_is_released() -> None:
 
     worker = DraftWorker(build, held.clear)
     with pytest.raises(MemoryError, match="measuring"):
-        worker.ready.result(timeout=5)
+        worker.ready.result(timeout=60)
     assert held == []
 
 
@@ -41,7 +41,7 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
     worker = DraftWorker(lambda: Drafter([CalibratedSource(source, Calibrator(), Calibrator(), WIDTHS)]), budget=budget)
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, updates.put)
-        assert updates.get(timeout=5) == DraftUpdate(0, (), resting=True)
+        assert updates.get(timeout=60) == DraftUpdate(0, (), resting=True)
         worker.commit([7])
         worker.commit([8])
         with pytest.raises(queue.Empty):
@@ -49,6 +49,6 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
         assert source.decodes == 0
         worker.end()  # which is obeyed at once, with all that came before
         worker.begin(DraftTask((1, 2, 3), received=(7, 8)), PLAN, updates.put)
-        assert updates.get(timeout=5) == DraftUpdate(2, (), resting=True)
+        assert updates.get(timeout=60) == DraftUpdate(2, (), resting=True)
     finally:
         worker.close()

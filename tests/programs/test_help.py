@@ -69,7 +69,7 @@ def imported(name: str, asked: Sequence[Sequence[str]]) -> list[set[str]]:
         [sys.executable, "-c", _PROGRAM.format(module=module, function=function), json.dumps(asked)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert ran.stdout.count("usage: ") == len(asked)

@@ -24,7 +24,7 @@ LAST_IMPORTS = {
 }
 """A module after whose import a program begins its work. Python names those that an import statement imports."""
 MOMENT_S = 0.02
-AT_ONCE_S = 10.0
+AT_ONCE_S = 60.0
 """Most seconds on a busy machine; a program that goes on until it is ready takes longer, or never ends."""
 
 

@@ -39,7 +39,7 @@ async def get(url: str) -> tuple[int, str, str]:
 
     def ask() -> tuple[int, str, str]:
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return answer.status, answer.headers["content-type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, "", error.read().decode()

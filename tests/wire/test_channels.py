@@ -21,7 +21,7 @@ def certificate(tmp_path):
 
 
 async def healthy(channel):
-    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     return reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 

@@ -44,7 +44,7 @@ def config_of(folder: Path, minutes: float) -> DistillConfig:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < give_up
         await asyncio.sleep(0.01)

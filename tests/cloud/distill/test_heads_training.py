@@ -74,7 +74,7 @@ def test_heads_learn_to_predict_their_target_on_text_they_never_saw(kind: str, t
     assert HeadsFile.read(file).shape == heads.shape and heads.shape.kind == kind
 
     save_heads(tmp_path / "untrained", new_heads(heads.shape), identity)
-    texts, rule = written(12, seed=2), GateRule(sessions=6, positions=1)
+    texts, rule = written(12, seed=2), GateRule(sessions=6, positions=1, slower=100.0)
     first = gate.decide(compare(file, None, target, texts), {"code"}, rule)
     assert first.passed and first.fresh is not None and first.fresh.incumbent.chain == 1.0
     assert first.fresh.candidate.chain > 1.1
@@ -103,7 +103,7 @@ def test_the_stages_of_a_run_judge_the_file_that_is_served(target: Path, tmp_pat
         incumbent=target,
         quantization="Q8_0",
         fresh=("code",),
-        rule=GateRule(sessions=6, positions=1),
+        rule=GateRule(sessions=6, positions=1, slower=100.0),
     )
     (run / JOB).write_text(job.model_dump_json())
     stages.export_draft(run)

@@ -148,7 +148,7 @@ def test_heads_draft_what_they_are_trained_to_predict(kind: str, window: int) ->
     known = prompt
     for accepted in (0, 2, 0, 1, 3, 0, 0, 2):
         # The root's row and those of the accepted nodes give the tokens after them.
-        hidden = torch.cat([states[known - 1 : known + accepted], torch.randn(2, HIDDEN)])
+        hidden = torch.cat([states[known - 1 : known + accepted], torch.full((2, HIDDEN), 9.0)])
         known += accepted + 1
         session = session_of(text[:known], prompt)
         rows = EvaluatedRows([0] * (len(hidden) + 3), 4, hidden=hidden, accepted=range(1, accepted + 1))
