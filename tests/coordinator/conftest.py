@@ -40,8 +40,9 @@ def config(redis, tmp_path, monkeypatch) -> Callable[..., CoordinatorConfig]:
     """
 
     def make(**changes: object) -> CoordinatorConfig:
-        # A busy machine takes its time for a command of Redis.
-        for name, value in {"watch_s": 0.05, "timeout_s": 10.0, "stop_grace_s": 0.2, **changes}.items():
+        # A busy machine takes its time for a command of Redis, and for a test between two reports.
+        unhurried = {"timeout_s": 60.0, "lease_ms": 60_000}
+        for name, value in {"watch_s": 0.05, "stop_grace_s": 0.2, **unhurried, **changes}.items():
             if name in CONSTANTS:
                 monkeypatch.setattr(f"{CONSTANTS[name]}.{name.upper()}", value)
                 changes.pop(name, None)

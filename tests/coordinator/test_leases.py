@@ -28,7 +28,7 @@ async def test_a_registered_verifier_is_shown_with_what_it_reported(coordinator)
     assert dict(telemetry.timing_ms) == {"verify": 1.5}
     assert (dict(telemetry.step_cost_ms), telemetry.session_cost_ms) == ({1: 10.0, 8: 12.0}, 0.25)
     assert shown.target == identity()
-    assert 0.0 < shown.lease_s <= 5.0
+    assert 0.0 < shown.lease_s <= 60.0
 
 
 async def test_reports_keep_a_verifier_beyond_its_lease(start):

@@ -30,7 +30,7 @@ async def attempt(call):
 
 
 async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_place_and_no_more(start):
-    one, two = await start(lease_ms=60_000), await start(lease_ms=60_000)
+    one, two = await start(), await start()
     capacity = {"v1": 7, "v2": 11, "v3": 5}
     for verifier_id, places in capacity.items():
         await one.join(verifier_id, capacity=places)

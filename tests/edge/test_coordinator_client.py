@@ -148,6 +148,16 @@ async def test_a_cluster_without_a_verifier_is_asked_again_and_so_is_one_that_is
     assert str(reasons[0]) == "no verifier" and re.fullmatch(r"no verifier \(asked 3 times in \d s\)", str(reasons[2]))
 
 
+class Clock:
+    """Stand in for `time`: 20 ms pass between two looks at it."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count(step=0.02)
+
+    def monotonic(self) -> float:
+        return next(self._ticks)
+
+
 NO_VERIFIER = Unavailable("no verifier", retry_after_s=0.05)
 
 
@@ -162,8 +172,9 @@ NO_VERIFIER = Unavailable("no verifier", retry_after_s=0.05)
     ids=["without a verifier", "without a verifier for long", "full", "full for long"],
 )
 async def test_a_cluster_that_stays_as_it_is_is_reported_when_the_wait_is_over(
-    refusal: Unavailable | None, waits: dict[str, float], again: bool
+    refusal: Unavailable | None, waits: dict[str, float], again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(coordinator_client, "time", Clock())
     opens = Opens(full=99)
     opens.refusal = refusal
     async with opening(opens) as coordinator:
