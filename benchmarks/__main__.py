@@ -1,7 +1,7 @@
 """List the benchmarks, run several of them one after another, or write their page.
 
     python -m benchmarks                      list all
-    python -m benchmarks all --quick          run all, for at most three minutes each
+    python -m benchmarks all --quick          run all, for at most two minutes each
     python -m benchmarks all                  run all in full: at most two hours
     python -m benchmarks latency capacity     run some
     python -m benchmarks page                 write docs/benchmarks.md from benchmarks/results
@@ -31,6 +31,7 @@ NAMES = (
     *("lossless", "latency", "window", "capacity", "engine"),
     *("failover", "control_plane", "overload", "constrained", "distill"),
 )
+PASSED_ON = ("--models", "--draft", "--prompts")
 LIMIT_S = 3_600
 """Seconds after which a run is stopped, because it hangs."""
 
@@ -72,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="`all`, some by name, or `page`; none to list them")
-    parser.add_argument("--quick", action="store_true", help="run each for at most three minutes")
-    parser.add_argument("--models", type=Path, help="folder of the pair under test (default: models)")
+    parser.add_argument("--quick", action="store_true", help="run each for at most two minutes")
+    for name in PASSED_ON:
+        parser.add_argument(name, help=f"see `python -m benchmarks.{NAMES[0]} --help`")
     options = parser.parse_args(argv)
     if not options.names:
         for name in NAMES:
@@ -85,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := {*options.names} - {"all", *NAMES}:
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; `python -m benchmarks` lists them")
     given = ["--quick"] if options.quick else []
-    given += ["--models", str(options.models.absolute())] if options.models else []
+    for name in PASSED_ON:
+        if value := getattr(options, name.removeprefix("--")):
+            given += [name, str(Path(value).absolute()) if Path(value).exists() else value]
     chosen = [name for name in NAMES if {"all", name} & {*options.names}]
     succeeded = [run(name, given, OUT if options.quick else RESULTS) for name in chosen]
     return 0 if all(succeeded) else 1

@@ -4,8 +4,8 @@ Users generate in a closed loop, each on a device of its own, at temperature 0.8
 time. A figure is tokens per second of all users together, while all of them run. The verifier computes on one core, the
 coordinator and all devices on the others. `verifier` drafts with n-grams and heads on the target, or with the draft
 where there are none; the coordinator sets speculation lengths. `users_at_rate` is how many users each get `--rate`
-tokens per second, between the rows by linear interpolation; None where even the last row has more. Prompts whose text
-repeats itself are left out.
+tokens per second, between the rows by linear interpolation; None where even the last row has more. `degenerate` counts
+texts that end in a loop.
 
 `--device cuda` runs the target on a GPU. `--vllm-python PATH` adds verifiers that run vLLM in that interpreter.
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
-from benchmarks.support.users import SAMPLED, Played, Users, play, repetitive
+from benchmarks.support.users import SAMPLED, Played, Users, play
 
 NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 
@@ -70,7 +70,7 @@ def verifiers(pair: Pair, vllm_python: Path | None) -> list[Verifier]:
 
 
 class Bench:
-    """Measures all cells, with prompts whose texts do not repeat themselves."""
+    """Measures all cells."""
 
     def __init__(self, pair: Pair, setting: Setting, options: Sequence[str], prompts: list[list[int]]) -> None:
         self._pair = pair
@@ -81,6 +81,8 @@ class Bench:
         self.cells: Cells = defaultdict(list)
         self.differing = 0
         """Texts that are not those that were generated first, by one user without drafts."""
+        self.degenerate = 0
+        """Texts that end in a loop."""
 
     async def measure(self, verifier: Verifier) -> None:
         """Measure the cells of one verifier, once."""
@@ -93,14 +95,12 @@ class Bench:
                 return await play(users, cores)
 
             if self._reference is None:
-                found = await run(warm=0)
-                kept = [text for text in found.texts if not repetitive(text.tokens)] or found.texts
-                self._prompts = [self._prompts[text.prompt] for text in kept]
                 self._reference = await run(warm=0)
             for users in self._setting.users:
                 for who, draft in ((verifier.undrafted, None), (verifier.drafted, "auto")):
                     played = await run(count=users, draft=draft, seconds=self._setting.seconds)
                     self.cells[who, users].append(played)
+                    self.degenerate += played.degenerate
                     self.differing += played.differing(self._reference)
                     say(f"{who}, {users} users: {played.tokens_per_s:.1f} tokens/s, {played.busy:.2f} of the cores")
 
@@ -133,13 +133,13 @@ def users_at(rate: float, row: Mapping[int, float]) -> float | None:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair = Pair.in_folder(options.models)
+    pair = Pair.of(options)
     setting = QUICK if options.quick else Setting()
     given = ["--device", options.device]
     if options.device != "cpu":
         setting = setting if options.quick else Setting(users=ON_GPU)
         given += ["--kv-slots", "262144", "--max-sessions", str(max(setting.users))]
-    prompts = list(pair.encode(harness.prompts("heldout", setting.prompts)).values())
+    prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
     bench = Bench(pair, setting, given, prompts)
     for turn in range(setting.rounds):
         for verifier in harness.rotated(verifiers(pair, options.vllm_python), turn):
@@ -159,6 +159,7 @@ async def measure(options: argparse.Namespace) -> None:
             one: rounded(users_at(options.rate, {row["users"]: row[one] for row in rows}), 1) for one in who
         },
         acceptance_length=length,
+        degenerate=bench.degenerate,
         texts_unlike_undrafted=bench.differing,
     )
 

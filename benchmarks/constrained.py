@@ -213,10 +213,10 @@ def judge_suite(suite: Path, target: Path) -> dict[str, int]:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair = Pair.in_folder(options.models)
-    count, tokens = (3, 64) if options.quick else (16, 128)
+    pair = Pair.of(options)
+    count, tokens = (2, 48) if options.quick else (16, 128)
     suite = {"suite": judge_suite(options.suite, pair.target)} if options.suite else {}
-    prompts = list(pair.encode(harness.prompts("heldout", count)).values())
+    prompts = list(harness.prompts(options, pair, count).values())
     rows = await rows_of(pair, prompts, tokens)
     for one in rows:
         say(one)

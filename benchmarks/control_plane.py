@@ -50,6 +50,8 @@ SESSIONS_EACH = 50
 TAKEOVER_S = 30.0
 """Time after which a takeover that has not come never will."""
 STEP_MS = 40.0
+FRONT_PROMPT_TOKENS = 128
+"""Most tokens of a prompt: all users must have begun before anything is counted."""
 SAMPLE_S = 0.1
 
 
@@ -67,7 +69,7 @@ class Setting:
     users_s: float = 15.0
 
 
-QUICK = Setting(fleets=((1, 500), (2, 500)), opens_per_s=20.0, warm_s=3.0, seconds=8.0, users=(1, 16), users_s=6.0)
+QUICK = Setting(fleets=((1, 500), (2, 500)), opens_per_s=20.0, warm_s=3.0, seconds=8.0, users=(1, 8), users_s=6.0)
 
 
 # --- coordinators
@@ -181,12 +183,12 @@ async def takeover(plane: ControlPlane, fleet: Fleet) -> float | None:
 # --- a verifier's front
 
 
-async def front_rows(pair: Pair, setting: Setting) -> list[dict[str, Any]]:
+async def front_rows(options: argparse.Namespace, pair: Pair, setting: Setting) -> list[dict[str, Any]]:
     """Return a row for each number of users who draft n-grams, and for one user with the draft and without any."""
     rows = []
-    prompts = list(pair.encode(harness.prompts("heldout", 16)).values())
-    options = ("--max-sessions", str(2 * max(setting.users)))
-    async with harness.one_verifier(pair, *options, throttle=environment(STEP_MS)) as cluster:
+    prompts = list(harness.prompts(options, pair, 16, most=FRONT_PROMPT_TOKENS).values())
+    slots = ("--max-sessions", str(2 * max(setting.users)))
+    async with harness.one_verifier(pair, *slots, throttle=environment(STEP_MS)) as cluster:
         [core] = os.sched_getaffinity(0)
         verifier = cluster.verifiers[0]
         for count, draft in (*((users, "ngram") for users in setting.users), (1, "auto"), (1, None)):
@@ -242,14 +244,14 @@ def front_us(played: Played, samples: Sequence[tuple[float, float]]) -> float | 
     return 1e6 * (last_s - first_s) / steps if steps else None
 
 
-async def logged_bytes(pair: Pair, tokens: int, texts: int) -> float:
+async def logged_bytes(options: argparse.Namespace, pair: Pair, tokens: int, texts: int) -> float:
     """Return the bytes of the training log by recorded token."""
     async with harness.cluster() as cluster:
         log = Path(os.environ["OUTRIDER_EDGE_CACHE_DIR"], "traffic")
         await cluster.start_coordinator(*harness.LOOPBACK, "--recording-share", "1")
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         verifier = await cluster.start_verifier(*models, "--traffic", str(log))
-        prompts = list(pair.encode(harness.prompts("heldout", texts)).values())
+        prompts = list(harness.prompts(options, pair, texts).values())
         asked = Users(cluster.address, verifier.address, prompts, warm=0, options=SAMPLED | {"max_tokens": tokens})
         played = await play(asked, [harness.cores()[1]])
         await verifier.stop()
@@ -263,7 +265,7 @@ def size_of(folder: Path) -> int:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair, setting = Pair.in_folder(options.models), QUICK if options.quick else Setting()
+    pair, setting = Pair.of(options), QUICK if options.quick else Setting()
     fleets = [(count, options.sessions or setting.fleets[-1][1]) for count in options.coordinators]
     rows = []
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
@@ -275,8 +277,8 @@ async def measure(options: argparse.Namespace) -> None:
                 harness.print_log_ends(Path(scratch))
                 raise
             say(rows[-1])
-    front = await front_rows(pair, setting)
-    log_bytes = await logged_bytes(pair, *((48, 4) if options.quick else (96, 24)))
+    front = await front_rows(options, pair, setting)
+    log_bytes = await logged_bytes(options, pair, *((48, 4) if options.quick else (96, 24)))
     harness.finish(
         options,
         f"{SESSIONS_EACH} sessions a simulated verifier, {setting.seconds:.0f} s a row.",

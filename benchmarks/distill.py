@@ -1,11 +1,11 @@
 """Distil a draft from a tenant's traffic by the product's own loop, and measure what that gains and takes.
 
-The loop begins with `draft-narrow.gguf`, where the pair has one, else with `draft.gguf`. Devices without a draft ask a
-verifier questions of arithmetic; the tenant has agreed to its prompts and answers being recorded. `outrider-distill
-once` then builds a dataset, trains, exports, evaluates offline against the first draft, and publishes. The acceptance
-length is that of a live device with each draft, on held-out prompts at temperature 0.8: of arithmetic (`same_domain`)
-and of code (`other_domain`). Texts that repeat themselves are left out, unless all do. The target is throttled to 30 ms
-a step, so that drafting is not what limits.
+The loop begins with the pair's draft. Devices without a draft ask a verifier the tenant's questions, those of
+`--traffic FILE` or half of our own of reasoning, as often as needed; the tenant has agreed to its prompts and answers
+being recorded. `outrider-distill once` then builds a dataset, trains, exports, evaluates offline against the first
+draft, and publishes. The acceptance length is that of a live device with each draft at temperature 0.8: on questions of
+the tenant's kind that were not asked before (`same_domain`) and on chat (`other_domain`). `degenerate` counts texts
+that end in a loop.
 
 `offline` is the loop's evaluation: whether it published, why not, and its figures. `minutes` are those of each stage.
 At last devices with sessions under way are given the new draft, whatever the evaluation said: `swap_ms` is the time
@@ -30,19 +30,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import harness, questions
+from benchmarks.support import harness
 from benchmarks.support.harness import Pair, quantile, rounded, say
-from benchmarks.support.throttled_verifier import environment
-from benchmarks.support.users import GREEDY, SAMPLED, Users, play, repetitive
+from benchmarks.support.users import GREEDY, SAMPLED, Users, play
 from coordinator.cluster import Cluster
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, Unavailable
 
-STEP_MS = 30.0
-SAME, OTHER = "arithmetic", "code"
-"""Kinds of prompts of the tenant's domain and of another one."""
+TENANT, OTHER = "reasoning", "chat"
+"""Categories of our prompts: of the tenant's questions, and of another domain."""
 LOSSES = ("kl", "tv", "hybrid")
 STAGES = ("dataset", "training", "export", "gate")
 FLUSH_S = 1.0
@@ -63,7 +61,7 @@ class Setting:
     """Tokens of a request, at most."""
     train_minutes: float = 4.0
     heldout: int = 16
-    """Held-out prompts of each kind."""
+    """Prompts to measure with, of each domain."""
     heldout_tokens: int = 96
     devices: int = 8
     """Devices that change their draft."""
@@ -90,8 +88,6 @@ class System:
 
     def __init__(self, pair: Pair, setting: Setting, cluster: Cluster, folder: Path) -> None:
         self.pair = pair
-        self.base = pair.narrow or pair.draft
-        """The draft that the loop begins with."""
         self.cluster = cluster
         self.artifacts, self.state, self.key = folder / "artifacts", folder / "state", folder / "publisher.pem"
         self._traffic = folder / "traffic"
@@ -100,14 +96,14 @@ class System:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, pair: Pair, setting: Setting) -> AsyncIterator[System]:
-        async with harness.cluster(throttle=environment(STEP_MS)) as cluster:
+        async with harness.cluster() as cluster:
             system = cls(pair, setting, cluster, Path(os.environ["OUTRIDER_EDGE_CACHE_DIR"]))
             system.artifacts.mkdir(parents=True)
             # No device is drawn for a trial of the new draft: all of them get it at the same time, in mid-session.
             recorded = ("--recording-share", "1", "--recording-prompts", "--canary-share", "0.001")
             drafts = ("--artifacts", str(system.artifacts), "--http", "127.0.0.1:0")
             await cluster.start_coordinator(*harness.LOOPBACK, *recorded, *drafts)
-            models = ("--model", str(pair.target), "--draft", str(system.base))
+            models = ("--model", str(pair.target), "--draft", str(pair.draft))
             log = ("--traffic", str(system._traffic), "--traffic-flush-s", str(FLUSH_S))
             await cluster.start_verifier(*models, *log)
             yield system
@@ -117,7 +113,7 @@ class System:
         given = {
             "traffic": self._traffic,
             "target": self.pair.target,
-            "draft": self.base,
+            "draft": self.pair.draft,
             "artifacts": self.artifacts,
             "key": self.key,
             "state_dir": self.state,
@@ -195,19 +191,19 @@ class Distilled:
         )
 
 
-async def record(system: System, setting: Setting) -> int:
-    """Let the tenant ask, and return the tokens of the answers."""
+async def record(system: System, setting: Setting, questions: Sequence[Sequence[int]]) -> int:
+    """Let the tenant ask these questions in turn, and return the tokens of the answers."""
     settings = EdgeSettings(max_sessions=AT_ONCE)
     async with AsyncClient(
-        coordinator=system.cluster.address, draft=None, timeout=None, settings=settings, traffic_class=SAME
+        coordinator=system.cluster.address, draft=None, timeout=None, settings=settings, traffic_class=TENANT
     ) as client:
 
-        async def ask(number: int, question: str) -> int:
-            sampling = GREEDY if number % 2 else SAMPLED | {"seed": number}
-            return len((await client.generate(question, max_tokens=setting.tokens, **sampling)).token_ids)
+        async def ask(number: int) -> int:
+            turn, which = divmod(number, len(questions))
+            sampling = SAMPLED | {"seed": number} if turn or which % 2 else GREEDY
+            return len((await client.generate(questions[which], max_tokens=setting.tokens, **sampling)).token_ids)
 
-        asked = questions.arithmetic(setting.requests, seed=1)
-        tokens = await asyncio.gather(*(ask(*each) for each in enumerate(asked)))
+        tokens = await asyncio.gather(*map(ask, range(setting.requests)))
     await asyncio.sleep(3 * FLUSH_S)
     return sum(tokens)
 
@@ -221,30 +217,43 @@ async def distilled(system: System, **settings: Any) -> Distilled:
 # --- what is measured
 
 
-async def acceptance_length(system: System, draft: Path, kind: str, setting: Setting) -> float:
-    """Return the mean tokens of a step with a draft, on held-out prompts of a kind."""
-    prompts = [one for one in harness.prompts("heldout") if one.kind == kind][: setting.heldout]
-    users = Users(
-        system.cluster.address,
-        system.cluster.verifiers[0].address,
-        list(system.pair.encode(prompts).values()),
-        draft=str(draft),
-        options=SAMPLED | {"max_tokens": setting.heldout_tokens},
-    )
-    played = await play(users, sorted(os.sched_getaffinity(0))[-1:])
-    texts = [text for text in played.texts if not repetitive(text.tokens)] or played.texts
-    return sum(len(text.tokens) for text in texts) / sum(text.steps for text in texts)
+@dataclass(frozen=True)
+class Domains:
+    """Hold what the tenant asks, and what drafts are measured on. All are the target's tokens."""
+
+    questions: list[list[int]]
+    heldout: Mapping[str, list[list[int]]]
+    """`same_domain` and `other_domain`, each with a prompt more, to warm up with."""
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, pair: Pair, setting: Setting) -> Domains:
+        other = list(harness.prompts(options, pair, 1 + setting.heldout, category=OTHER).values())
+        category = TENANT
+        if options.traffic:
+            options, category = argparse.Namespace(**vars(options) | {"prompts": options.traffic}), ""
+        asked = list(harness.prompts(options, pair, category=category).values())
+        heldout = 1 + min(setting.heldout, len(asked) // 2 - 1)
+        return cls(asked[:-heldout], {"same_domain": asked[-heldout:], "other_domain": other})
 
 
-async def row_of(system: System, name: str, draft: Path, setting: Setting) -> dict[str, Any]:
+async def row_of(system: System, name: str, draft: Path, setting: Setting, domains: Domains) -> dict[str, Any]:
     """Return the row of a draft."""
-    same, other = [await acceptance_length(system, draft, kind, setting) for kind in (SAME, OTHER)]
-    row = {"draft": name, "same_domain": rounded(same), "other_domain": rounded(other)}
+    row: dict[str, Any] = {"draft": name, "degenerate": 0}
+    for domain, prompts in domains.heldout.items():
+        users = Users(
+            system.cluster.address,
+            system.cluster.verifiers[0].address,
+            prompts,
+            draft=str(draft),
+            options=SAMPLED | {"max_tokens": setting.heldout_tokens},
+        )
+        played = await play(users, sorted(os.sched_getaffinity(0))[-1:])
+        row |= {domain: rounded(played.acceptance_length), "degenerate": row["degenerate"] + played.degenerate}
     say(row)
     return row
 
 
-async def swaps(system: System, new: Path, setting: Setting) -> list[float]:
+async def swaps(system: System, new: Path, setting: Setting, prompts: Sequence[Sequence[int]]) -> list[float]:
     """Give devices a new draft while they generate; return the milliseconds that each swap took."""
     address, digest = system.cluster.address, file_digest(new)
     keys = (await system.distill("key")).split()[-1]
@@ -252,7 +261,6 @@ async def swaps(system: System, new: Path, setting: Setting) -> list[float]:
     found: list[float] = []
 
     async def device(number: int) -> None:
-        prompts = questions.arithmetic(64, seed=number + 2)
         cache = system.state.parent / f"device-{number}"
         until_s, release, turn = time.monotonic() + SWAP_S, "", 0
         async with AsyncClient(coordinator=address, cache_dir=cache, settings=settings, timeout=None) as client:
@@ -261,7 +269,7 @@ async def swaps(system: System, new: Path, setting: Setting) -> list[float]:
                 if time.monotonic() > until_s:
                     raise Unavailable(f"a device has not changed to the new draft within {SWAP_S:.0f} s")
                 options = SAMPLED | {"max_tokens": 256, "ignore_eos": True}
-                done = (await client.generate(prompts[turn % len(prompts)], **options)).statistics
+                done = (await client.generate(prompts[(number + turn) % len(prompts)], **options)).statistics
                 if release:  # until then it drafts n-grams alone, and loads the first release
                     found.extend(1e3 * seconds for seconds in done.swaps_s)
                 elif done.release:
@@ -279,29 +287,30 @@ async def swaps(system: System, new: Path, setting: Setting) -> list[float]:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair, setting = Pair.in_folder(options.models), QUICK if options.quick else Setting()
+    pair, setting = Pair.of(options), QUICK if options.quick else Setting()
+    domains = Domains.of(options, pair, setting)
     async with System.running(pair, setting) as system:
         await system.distill("key")
-        published = await system.distill("publish", str(system.base))
+        published = await system.distill("publish", str(pair.draft))
         await system.stabilise(digest_in(published))
-        recorded = await record(system, setting)
+        recorded = await record(system, setting, domains.questions)
         say(f"{recorded} tokens recorded")
-        rows = [await row_of(system, "before", system.base, setting)]
+        rows = [await row_of(system, "before", pair.draft, setting, domains)]
         for loss in LOSSES if options.losses else ():
             # No draft gains so much: it is evaluated, and not published.
             apart = {"state_dir": system.state / loss, "loss": loss, "gate_gain": 100.0}
-            rows.append(await row_of(system, f"after, {loss}", (await distilled(system, **apart)).file, setting))
+            run = await distilled(system, **apart)
+            rows.append(await row_of(system, f"after, {loss}", run.file, setting, domains))
         run = await distilled(system)
-        rows.append(await row_of(system, "after", run.file, setting))
-        if pair.narrow:
-            rows.append(await row_of(system, "draft.gguf", pair.draft, setting))
+        rows.append(await row_of(system, "after", run.file, setting, domains))
         if not run.verdict["passed"]:
             await system.distill("publish", str(run.file))
-        swap_ms = await swaps(system, run.file, setting)
+        swap_ms = await swaps(system, run.file, setting, domains.questions)
     harness.finish(
         options,
-        f"{recorded} recorded tokens of arithmetic, {setting.train_minutes:g} minutes of training on {harness.CORES}"
-        f" cores, {setting.heldout} held-out prompts a domain.",
+        f"{recorded} recorded tokens of {min(setting.requests, len(domains.questions))} questions,"
+        f" {setting.train_minutes:g} minutes of training on {harness.CORES} cores, up to {setting.heldout} prompts a"
+        " domain.",
         rows,
         recorded_tokens=recorded,
         steps=run.trained["step"],
@@ -323,6 +332,7 @@ def digest_in(output: str) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("distill", __doc__)
+    parser.add_argument("--traffic", type=Path, metavar="FILE", help="the tenant's questions (default: our reasoning)")
     parser.add_argument("--losses", action="store_true", help="train with each loss alone, too")
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))

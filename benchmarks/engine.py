@@ -162,13 +162,13 @@ def beside(
 
 def measure(options: argparse.Namespace) -> None:
     disable_progress_bar()
-    pair = Pair.in_folder(options.models)
+    pair = Pair.of(options)
     s = QUICK if options.quick else Setting()
     if options.device == "cpu":
         os.sched_setaffinity(0, {harness.cores()[0]})
     most = max(s.sessions)
-    code = harness.source_code(pair, most * PROMPT)
-    prompts = [code[i * PROMPT :][:PROMPT] for i in range(most)]
+    text = harness.running_text(options, pair, most * PROMPT)
+    prompts = [text[i * PROMPT :][:PROMPT] for i in range(most)]
     engine = SteppedEngine(TargetModel.load(pair.target, device=options.device, threads=1), most)
     gc.collect()
     gc.freeze()  # as the engine's process does when it has loaded the target

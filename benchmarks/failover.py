@@ -56,7 +56,7 @@ SETTLE_S = 120.0
 """Time after which verifiers that are not back and idle never will be. No figure depends on it."""
 SEED = 20_260_801
 PROMPT_TOKENS = 512
-"""Tokens of a prompt, at most: the last ones are kept."""
+"""Most tokens of a prompt."""
 NOTHING = "nothing"
 
 
@@ -68,9 +68,11 @@ class Setting:
     """Of each fault."""
     sessions: int = 4
     tokens: int = 160
+    faults: tuple[str, ...] = ()
+    """Some of `FAULTS`, all if it is empty."""
 
 
-QUICK = Setting(trials=1, sessions=3)
+QUICK = Setting(trials=1, sessions=3, tokens=64, faults=(NOTHING, "verifier killed", "link cut"))
 
 
 @dataclass(frozen=True)
@@ -422,19 +424,18 @@ class Judge:
         }
 
 
-def requests_of(pair: Pair, setting: Setting) -> list[Request]:
+def requests_of(options: argparse.Namespace, pair: Pair, setting: Setting) -> list[Request]:
     """Return the requests of one trial: greedy and sampled ones in turn, one more than sessions."""
-    prompts = pair.encode(harness.prompts("heldout", setting.sessions + 1)).values()
+    prompts = harness.prompts(options, pair, setting.sessions + 1, most=PROMPT_TOKENS).values()
     common = {"max_tokens": setting.tokens, "ignore_eos": True}
     return [
-        Request(number, tuple(ids[-PROMPT_TOKENS:]), common | (SAMPLED if number % 2 else GREEDY))
-        for number, ids in enumerate(prompts)
+        Request(number, tuple(ids), common | (SAMPLED if number % 2 else GREEDY)) for number, ids in enumerate(prompts)
     ]
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair, setting = Pair.in_folder(options.models), QUICK if options.quick else Setting()
-    requests, draw, rows = requests_of(pair, setting), random.Random(SEED), []
+    pair, setting = Pair.of(options), QUICK if options.quick else Setting()
+    requests, draw, rows = requests_of(options, pair, setting), random.Random(SEED), []
     async with Testbed.running(pair, options.step_ms) as bed:
         reroute = {address: link.address for address, link in bed.links.items()}
         at_once = EdgeSettings(draft_workers=setting.sessions + 1)
@@ -446,7 +447,7 @@ async def measure(options: argparse.Namespace) -> None:
             if errors := [one.error for one in undisturbed if one.error]:
                 raise Unavailable(f"a session failed before anything was broken: {errors[0]}")
             judge = Judge([one.tokens for one in undisturbed], pair.target)
-            for name in options.faults or FAULTS:
+            for name in options.faults or setting.faults or FAULTS:
                 trials = []
                 for turn in range(setting.trials):
                     share = draw.uniform(0.2, 0.6)

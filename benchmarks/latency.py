@@ -1,16 +1,16 @@
 """Measure one user's speed by the distance to the verifier, with and without a draft on the device.
 
 The verifier has one core and the device another; a TCP proxy delays every byte between them. Both ways generate the
-same held-out prompts, greedily and at temperature 0.8. `undrafted` and `drafted` are tokens per second from a text's
-first token on, in the median of the texts; `speed_up` is the median of each text's own ratio. Texts of which more than
-30% of the 4-grams came before are left out, unless all are such, since any draft predicts those. `first_token_ms` is
-the drafted user's time from the request to its first token, in which the verifier reads the prompt.
+same prompts, greedily and at temperature 0.8. `undrafted` and `drafted` are tokens per second from a text's first token
+on, in the median of the texts; `speed_up` is the median of each text's own ratio. `degenerate` counts texts that end in
+a loop, which any draft predicts. `first_token_ms` is the drafted user's time from the request to its first token, in
+which the verifier reads the prompt.
 
 `--http` adds a row measured through `outrider-edge serve`, with streamed completions, beside the verifier. With
-`--context N` there is a row for prompts behind N tokens of source code, which the verifier has read when it is
+`--context N` there is a row for prompts behind N tokens of other prompts, which the verifier has read when it is
 measured. `--step-ms N` throttles the target to N milliseconds a step, as a large one takes.
 
-Caveat: the target is small and its steps take milliseconds on this CPU; with a large one, a step hides more drafting.
+Caveat: device and verifier are cores of one CPU, so that a draft token costs more beside a step than it usually does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import httpx
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
-from benchmarks.support.users import GREEDY, SAMPLED, Played, Text, Users, play, repetitive
+from benchmarks.support.users import GREEDY, SAMPLED, Played, Text, Users, play
 from coordinator.cluster import Cluster
 from outrider.core.errors import Unavailable
 
@@ -48,7 +48,7 @@ class Setting:
     tokens: int = 96
 
 
-QUICK = Setting(rtts_ms=(0.0, 50.0), prompts=4, tokens=48)
+QUICK = Setting(rtts_ms=(0.0, 50.0), prompts=3, tokens=32)
 
 
 @dataclass(frozen=True)
@@ -79,21 +79,19 @@ class Bench:
 
 def compared(rtt_ms: float, sampling: str, undrafted: Played, drafted: Played) -> dict[str, Any]:
     """Return a row of the table."""
-    kept = {one.prompt for one in undrafted.texts if not repetitive(one.tokens)}
-    kept = kept or {one.prompt for one in undrafted.texts}
-    plain, fast = undrafted.of(kept), drafted.of(kept)
-    rates = {one.prompt: one.rate for one in plain.texts}
-    evaluated = sum(one.evaluated for one in fast.texts)
+    rates = {one.prompt: one.rate for one in undrafted.texts}
+    evaluated = sum(one.evaluated for one in drafted.texts)
     return {
         "rtt_ms": rtt_ms,
         "sampling": sampling,
-        "texts": len(kept),
-        "undrafted": rounded(plain.rate, 1),
-        "drafted": rounded(fast.rate, 1),
-        "speed_up": rounded(statistics.median(one.rate / rates[one.prompt] for one in fast.texts)),
-        "acceptance_length": rounded(fast.acceptance_length),
-        "accepted": rounded(sum(one.accepted for one in fast.texts) / evaluated) if evaluated else None,
-        "first_token_ms": rounded(fast.first_token_ms, 1),
+        "texts": len(drafted.texts),
+        "degenerate": drafted.degenerate,
+        "undrafted": rounded(undrafted.rate, 1),
+        "drafted": rounded(drafted.rate, 1),
+        "speed_up": rounded(statistics.median(one.rate / rates[one.prompt] for one in drafted.texts)),
+        "acceptance_length": rounded(drafted.acceptance_length),
+        "accepted": rounded(sum(one.accepted for one in drafted.texts) / evaluated) if evaluated else None,
+        "first_token_ms": rounded(drafted.first_token_ms, 1),
         "texts_unlike_undrafted": drafted.differing(undrafted),
     }
 
@@ -149,15 +147,15 @@ async def http_row(bench: Bench, sampling: str, prompts: Sequence[Sequence[int]]
             httpx.AsyncClient(base_url=url, timeout=None) as web,
         ):
             await http_text(web, 0, prompts[0], options)
-            texts = [await http_text(web, number, prompt, options) for number, prompt in enumerate(prompts)]
+            texts = [await http_text(web, number, prompt, options) for number, prompt in enumerate(prompts[1:])]
         played.append(Played(tuple(texts), 0.0))
     return {"over": "HTTP"} | compared(0.0, sampling, *played)
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair = Pair.in_folder(options.models)
+    pair = Pair.of(options)
     setting = QUICK if options.quick else Setting()
-    prompts = list(pair.encode(harness.prompts("heldout", setting.prompts)).values())
+    prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
     rows: list[dict[str, Any]] = []
 
     def add(row: dict[str, Any]) -> None:
@@ -175,11 +173,11 @@ async def measure(options: argparse.Namespace) -> None:
             if options.http:
                 add(await http_row(bench, sampling, prompts))
             for context in options.context or ():
-                code = harness.source_code(pair, context)
-                long = [[*code, *prompt] for prompt in prompts[:4]]
+                text = harness.running_text(options, pair, context)
+                long = [[*text, *prompt] for prompt in prompts[:5]]
                 add({"context": context} | await bench.row(sampling, long, 0.0))
     throttled = f", throttled to {options.step_ms:g} ms a step" if options.step_ms else ""
-    size = f"One user, {setting.prompts} held-out prompts, at most {setting.tokens} tokens each, target on one core"
+    size = f"One user, {setting.prompts} prompts, at most {setting.tokens} tokens each, target on one core"
     harness.finish(options, f"{size}{throttled}.", rows)
 
 

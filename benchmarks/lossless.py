@@ -235,9 +235,9 @@ def flips(reader: StepReader, texts: Sequence[Text]) -> list[dict[str, Any]]:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair = Pair.in_folder(options.models)
+    pair = Pair.of(options)
     count, tokens, samples = (3, 24, 30) if options.quick else (16, 96, 150)
-    prompts = pair.encode(harness.prompts("heldout", count))
+    prompts = harness.prompts(options, pair, count)
     comparison = Comparison(Reference(str(pair.target), options.dtype), prompts, tokens, TIES[options.dtype])
     rows: list[dict[str, Any]] = []
     for verifier_drafts in (False, True):

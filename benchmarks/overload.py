@@ -377,8 +377,8 @@ async def measure_soak(options: argparse.Namespace, pair: Pair, prompts: Sequenc
 
 
 async def measure(options: argparse.Namespace) -> None:
-    pair, setting = Pair.in_folder(options.models), QUICK if options.quick else Setting()
-    prompts = list(pair.encode(harness.prompts("heldout", setting.prompts)).values())
+    pair, setting = Pair.of(options), QUICK if options.quick else Setting()
+    prompts = list(harness.prompts(options, pair, setting.prompts).values())
     await (measure_soak if options.soak else measure_crowds)(options, pair, prompts)
 
 

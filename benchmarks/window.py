@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.support import fleet, harness
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
-from benchmarks.support.users import SAMPLED, Played, Users, play, repetitive
+from benchmarks.support.users import SAMPLED, Played, Users, play
 from coordinator.cluster import Cluster
 
 NONE, ADAPTIVE, VERIFIER, BOTH = "none", "adaptive", "verifier", "both"
@@ -48,7 +48,7 @@ class Setting:
     """Simulated ones of each size."""
 
 
-QUICK = Setting(rtts_ms=(1.0, 100.0), fixed=(4,), prompts=3, tokens=48, verifiers=1)
+QUICK = Setting(rtts_ms=(1.0, 100.0), fixed=(4,), prompts=2, tokens=32, verifiers=1)
 FLEETS = (20, 100)
 """Sessions of a simulated verifier."""
 
@@ -114,24 +114,22 @@ async def played_at(
 
 async def live(options: argparse.Namespace, setting: Setting) -> None:
     """Measure real devices at a throttled verifier."""
-    pair = Pair.in_folder(options.models)
-    prompts = list(pair.encode(harness.prompts("heldout", setting.prompts)).values())
+    pair = Pair.of(options)
+    prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
     played: Cells = {}
     for site in sites(pair, setting):
         played |= await played_at(site, pair, setting, prompts, options)
-    kept = {text.prompt for text in played[setting.rtts_ms[0], NONE].texts if not repetitive(text.tokens)}
-    if kept:
-        played = {key: one.of(kept) for key, one in played.items()}
     arms = [NONE, *(f"fixed {length}" for length in setting.fixed), ADAPTIVE, VERIFIER, BOTH]
     harness.finish(
         options,
-        f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {len(kept)} held-out prompts at"
+        f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {setting.prompts} prompts at"
         f" temperature 0.8, at most {setting.tokens} tokens each.",
         [row(rtt_ms, {arm: played[rtt_ms, arm] for arm in arms}) for rtt_ms in setting.rtts_ms],
         acceptance_length={
             arm: {f"{rtt_ms:g}": rounded(played[rtt_ms, arm].acceptance_length) for rtt_ms in setting.rtts_ms}
             for arm in arms
         },
+        degenerate=sum(one.degenerate for one in played.values()),
         texts_unlike_undrafted=sum(one.differing(played[rtt_ms, NONE]) for (rtt_ms, _), one in played.items()),
     )
 

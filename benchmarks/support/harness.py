@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import inspect
 import json
@@ -17,9 +18,8 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,12 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from benchmarks.support import throttled_verifier
+from cloud_verifier import smollm2
+from cloud_verifier.front.artifacts import chat_template, special_tokens
 from coordinator.cluster import Cluster, stand_apart
+from edge_agent.prompts import mixed, read_prompts
 from edge_agent.target.chat_template import ChatTemplate
+from outrider.artifacts.hub import fetch_target
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -36,7 +40,10 @@ from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
-PROMPTS = ROOT / "benchmarks" / "prompts"
+PROMPTS = ROOT / "benchmarks" / "prompts.jsonl"
+SHIPPED_DRAFT, SHIPPED_HEADS = (ROOT / "models" / name for name in ("smollm2-draft.gguf", "smollm2-heads.safetensors"))
+PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 2_048, 256
+"""Most tokens of a prompt."""
 LOOPBACK = ("--listen", "127.0.0.1:0")
 """Options of a coordinator that listens on a free port of this machine."""
 PACKAGES = ("torch", "transformers", "llama-cpp-python", "grpcio")
@@ -48,36 +55,37 @@ REFUSED = 2
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Hold a prompt that ships with the benchmarks. kind: `code`, `arithmetic`, `chat` or `quoting`."""
-
-    id: str
-    kind: str
-    text: str = ""
-    messages: tuple[dict[str, str], ...] = ()
-    """A chat's messages, which the target's own template renders. `text` is then the only one's, or empty."""
-
-
-@dataclass(frozen=True)
 class Pair:
-    """Hold the models under test: the folder of a target, and a draft."""
+    """Hold the models under test: the folder of a target, a draft, and heads on the target if there are any."""
 
     target: Path
     draft: Path
-    narrow: Path | None = None
-    """A draft that knows less, if there is one."""
     heads: Path | None = None
-    """Heads on the target, if there are any."""
 
     @classmethod
-    def in_folder(cls, folder: Path) -> Pair:
-        """Return the pair in `folder`. Raises BadRequest for what is missing there."""
-        target, draft = folder / "target", folder / "draft.gguf"
-        for needed in (target / "config.json", target / "tokenizer.json", draft):
+    def of(cls, options: argparse.Namespace) -> Pair:
+        """Return the models that the options name, and note them for the result.
+
+        Raises BadRequest for what is missing, ModelRefused and Unavailable for what cannot be fetched.
+        """
+        pair = cls._given(options)
+        for needed in (pair.target / "config.json", pair.target / "tokenizer.json", pair.draft):
             if not needed.is_file():
-                raise BadRequest(f"--models {folder} needs {needed.relative_to(folder)}, and has none", field="models")
-        narrow, heads = folder / "draft-narrow.gguf", folder / "heads.safetensors"
-        return cls(target, draft, narrow if narrow.is_file() else None, heads if heads.is_file() else None)
+                raise BadRequest(f"{needed} is missing; --models names a target and --draft its draft", field="models")
+        options.measured["models"] = {"target": pair.target.name, "draft": pair.draft.name}
+        return pair
+
+    @classmethod
+    def _given(cls, options: argparse.Namespace) -> Pair:
+        if options.models is None:
+            return cls(smollm2.fetch(), options.draft or SHIPPED_DRAFT, _existing(SHIPPED_HEADS))
+        folder = fetch_target(options.models, "--models", tell=say)
+        if (folder / "target").is_dir():
+            draft = options.draft or folder / "draft.gguf"
+            return cls(folder / "target", draft, _existing(folder / "heads.safetensors"))
+        if options.draft is None:
+            raise BadRequest(f"--models {options.models} has no draft.gguf beside a target/: give --draft FILE")
+        return cls(folder, options.draft)
 
     @property
     def own_speculation(self) -> tuple[str, ...]:
@@ -85,20 +93,26 @@ class Pair:
         model = ("--heads", str(self.heads)) if self.heads else ("--server-draft", str(self.draft))
         return ("--server-sources", "ngram", *model)
 
-    def encode(self, prompts: Iterable[Prompt]) -> dict[str, list[int]]:
-        """Return the target's token ids of each prompt, by its id. A target without a template reads chats as text."""
-        tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
-        template = self.target / "chat_template.jinja"
-        chat = ChatTemplate(template.read_text()) if template.is_file() else None
+    def encode(self, text: str) -> list[int]:
+        """Return the target's token ids of what a user says first, or of the text alone if it has no chat template."""
+        if self._template:
+            text = ChatTemplate(self._template, variables=special_tokens(self.target)).render(
+                [{"role": "user", "content": text}]
+            )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
-        def text_of(prompt: Prompt) -> str:
-            if not prompt.messages:
-                return prompt.text
-            if chat is not None:
-                return chat.render(prompt.messages)
-            return "\n\n".join(message["content"] for message in prompt.messages)
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(str(self.target / "tokenizer.json"))
 
-        return {prompt.id: tokenizer.encode(text_of(prompt), add_special_tokens=False).ids for prompt in prompts}
+    @functools.cached_property
+    def _template(self) -> str:
+        return chat_template(self.target)
+
+
+def _existing(file: Path) -> Path | None:
+    return file if file.is_file() else None
 
 
 def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -106,10 +120,20 @@ def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.set_defaults(benchmark=name)
-    parser.add_argument("--quick", action="store_true", help="at most three minutes, for a first impression")
+    parser.set_defaults(benchmark=name, measured={})
+    parser.add_argument("--quick", action="store_true", help="at most two minutes, for a first impression")
     parser.add_argument(
-        "--models", type=Path, default=ROOT / "models", help="folder with target/ and draft.gguf (default: models)"
+        "--models",
+        metavar="DIR_OR_ID",
+        help="target: a folder, or an id on the hub; or a folder with target/ and draft.gguf (default: SmolLM2)",
+    )
+    parser.add_argument("--draft", type=Path, metavar="FILE", help="GGUF draft (default: the one for SmolLM2)")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        default=PROMPTS,
+        metavar="FILE",
+        help="prompts in our format, or Spec-Bench's, MT-bench's, ShareGPT's, HumanEval's or GSM8K's (default: ours)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result to this file, too")
     return parser
@@ -166,6 +190,7 @@ def finish(options: argparse.Namespace, setting: str, table: Sequence[Mapping[st
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
+        **options.measured,
         "setting": setting,
         "table": list(table),
         **figures,
@@ -211,30 +236,38 @@ def commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def prompts(split: str, count: int | None = None) -> list[Prompt]:
-    """Return the first `count` prompts of a split, all without it; the kinds alternate.
+def prompts(
+    options: argparse.Namespace, pair: Pair, count: int | None = None, *, category: str = "", most: int = 0
+) -> dict[str, list[int]]:
+    """Return the target's tokens of the first `count` prompts, by id: first turns, the categories in turn.
 
-    split: `tuning`, `heldout`, or `quoting`: held-out ones whose answers quote their prompt.
+    category: the only one that is wanted. most: tokens of a prompt, fewer with --quick; a longer one is dropped, and
+    counted in the result. Raises BadRequest if there are fewer than `count`.
     """
-    by_kind: dict[str, list[Prompt]] = {}
-    for row in map(json.loads, (PROMPTS / f"{split}.jsonl").read_text().splitlines()):
-        text, messages = row.get("prompt", ""), tuple(row.get("messages", ()))
-        if row["kind"] == "chat":
-            messages = ({"role": "user", "content": text},)
-        by_kind.setdefault(row["kind"], []).append(Prompt(row["id"], row["kind"], text, messages))
-    longest = max(map(len, by_kind.values()))
-    return [kind[i] for i in range(longest) for kind in by_kind.values() if i < len(kind)][:count]
+    most = min(most or PROMPT_TOKENS, QUICK_PROMPT_TOKENS if options.quick else PROMPT_TOKENS)
+    noted = options.measured.setdefault("prompts", {"file": options.prompts.name, "asked": 0, "too_long": 0})
+    found: dict[str, list[int]] = {}
+    for prompt in mixed([one for one in read_prompts(options.prompts) if category in ("", one.category)]):
+        if len(found) == count:
+            break
+        if len(ids := pair.encode(prompt.turns[0])) <= most:
+            found[prompt.id] = ids
+        else:
+            noted["too_long"] += 1
+    if len(found) < (least := count or 1):
+        raise BadRequest(f"{options.prompts} has {len(found)} prompts of at most {most} tokens, must have {least}")
+    noted["asked"] += len(found)
+    return found
 
 
-def source_code(pair: Pair, count: int) -> list[int]:
-    """Return so many of the target's tokens of Python's standard library. Raises BadRequest if it has fewer."""
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+def running_text(options: argparse.Namespace, pair: Pair, count: int) -> list[int]:
+    """Return so many of the target's tokens of prompts, one after the other. Raises BadRequest if there are fewer."""
     ids: list[int] = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        ids += tokenizer.encode(path.read_text(errors="replace"), add_special_tokens=False).ids
+    for prompt in mixed(read_prompts(options.prompts)):
+        ids += pair.encode("\n\n".join(prompt.turns))
         if len(ids) >= count:
             return ids[:count]
-    raise BadRequest.bound("tokens of source code", count, f"at most {len(ids)}")
+    raise BadRequest.bound(f"tokens in {options.prompts}", len(ids), f"at least {count}")
 
 
 @contextlib.asynccontextmanager

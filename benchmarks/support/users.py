@@ -13,8 +13,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 20_260_731}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "seed": 0}
 TEXT_S = 300.0
 """Seconds after which a text fails, because the service does not work."""
-REPETITIVE = 0.3
-"""Share of a text's 4-grams that occurred before in it, from which on any draft predicts it well."""
+TAIL = 64
+LOOPS = 0.75
+"""Share of the 4-grams of a text's last TAIL tokens that came before, from which on the target goes round in a loop."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Users:
     options: dict[str, Any] = field(default_factory=lambda: SAMPLED)
     """Of each request."""
     texts: int | None = None
-    """Texts of each user, None for one of each prompt. Its first is the prompt of its own number."""
+    """Texts of each user, None for one of each prompt but those to warm up with."""
     seconds: float | None = None
     """Time after which what still runs is cut off; texts begin again until then."""
     warm: int = 1
-    """Texts that each user generates before, uncounted, so that its draft has learned how good it is."""
+    """Prompts, the first ones, that each user asks before, uncounted, so that its draft has learned how good it is."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,10 @@ class Played:
         """Return the mean tokens of a step of the target."""
         return sum(len(text.tokens) for text in self.texts) / sum(text.steps for text in self.texts)
 
-    def of(self, prompts: Collection[int]) -> Played:
-        """Return the texts of these prompts alone."""
-        return replace(self, texts=tuple(text for text in self.texts if text.prompt in prompts))
+    @property
+    def degenerate(self) -> int:
+        """Return how many texts end in a loop."""
+        return sum(degenerates(text.tokens) for text in self.texts)
 
     def differing(self, reference: Played) -> int:
         """Return how many texts are not those of the reference, as far as those go that were cut off."""
@@ -129,10 +131,12 @@ class Played:
         return sum(text.tokens != (wanted if text.whole else wanted[: len(text.tokens)]) for text, wanted in pairs)
 
 
-def repetitive(tokens: Sequence[int]) -> bool:
-    """Return whether a text repeats itself, which makes it easy to guess: more than 30% of its 4-grams came before."""
+def degenerates(tokens: Sequence[int]) -> bool:
+    """Return whether a text ends in a loop, as small targets' texts do, which any draft predicts well."""
     grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
-    return bool(grams) and 1 - len(set(grams)) / len(grams) > REPETITIVE
+    first = {gram: i for i, gram in reversed(list(enumerate(grams)))}
+    tail = range(max(0, len(grams) - TAIL), len(grams))
+    return len(tail) >= TAIL // 2 and sum(first[grams[i]] < i for i in tail) > LOOPS * len(tail)
 
 
 async def play(users: Users, cores: Sequence[int]) -> Played:
@@ -217,13 +221,13 @@ class Process:
 
     async def _warm_up(self, number: int, client: AsyncClient) -> None:
         for turn in range(self._users.warm):
-            await self._text(number, (number + turn) % len(self._users.prompts), client, None)
+            await self._text(number, turn, client, None)
 
     async def _user(self, number: int, client: AsyncClient, until: float | None) -> None:
-        prompts = len(self._users.prompts)
-        turn = 0
+        warm, turn = self._users.warm, 0
+        prompts = len(self._users.prompts) - warm
         while (turn < (self._users.texts or prompts)) if until is None else (time.monotonic() < until):
-            text = await self._text(number, (number + turn) % prompts, client, until)
+            text = await self._text(number, warm + (number + turn) % prompts, client, until)
             if text is not None:
                 self._texts.append(text)
             turn += 1

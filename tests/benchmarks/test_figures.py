@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import math
 import random
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +19,15 @@ import torch
 from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
 from benchmarks.page import page
+from benchmarks.support import harness
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
+from benchmarks.support.harness import Pair
 from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.target_reference import Reference
-from benchmarks.support.users import Played, Text
+from benchmarks.support.users import Played, Text, degenerates
 from outrider.core.addresses import split_address
 from outrider.core.coupling import position_key, session_key
+from outrider.core.errors import BadRequest
 from outrider.core.sampling import SamplingParams
 from outrider.core.target_token import reference_token
 
@@ -56,6 +62,28 @@ def test_a_text_differs_where_it_says_something_else_and_not_where_it_was_cut(
     reference = Played((text(0, 7, (1.0, 2.0, 3.0), "abc"),), busy=0.0)
     delivered = tuple(float(number) for number in range(len(tokens)))
     assert Played((text(1, 7, delivered, tokens, whole=whole),), busy=0.0).differing(reference) == differing
+
+
+def test_a_text_that_ends_in_a_loop_is_found_and_one_that_repeats_a_phrase_is_not() -> None:
+    words = [*range(200)]
+    assert degenerates([*words[:60], *([*words[:9], 7, 7] * 6)])
+    assert degenerates([5] * 40)
+    assert not degenerates(words)
+    assert not degenerates([*words[:50], *words[10:30], *words[100:150]])
+    assert not degenerates([5] * 20), "too short to tell"
+
+
+def test_a_prompt_that_is_too_long_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Pair, "encode", lambda _, text: [0] * len(text))
+    rows = [{"id": str(size), "category": f"of {size % 2}", "turns": ["x" * size, "y"]} for size in (10, 30, 12, 11)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = argparse.Namespace(prompts=tmp_path / "p.jsonl", quick=False, measured={})
+    pair = Pair(tmp_path, tmp_path)
+    assert list(harness.prompts(options, pair, 2, most=20)) == ["10", "11"]
+    assert list(harness.prompts(options, pair, most=20, category="of 0")) == ["10", "12"]
+    assert options.measured["prompts"] == {"file": "p.jsonl", "asked": 4, "too_long": 1}
+    with pytest.raises(BadRequest, match=r"p\.jsonl has 0 prompts of at most 9 tokens, must have 1"):
+        harness.prompts(options, pair, 1, most=9)
 
 
 def test_users_at_a_rate_lie_between_the_rows() -> None:
