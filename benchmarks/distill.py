@@ -228,10 +228,9 @@ class Domains:
     @classmethod
     def of(cls, options: argparse.Namespace, pair: Pair, setting: Setting) -> Domains:
         other = list(harness.prompts(options, pair, 1 + setting.heldout, category=OTHER).values())
-        category = TENANT
-        if options.traffic:
-            options, category = argparse.Namespace(**vars(options) | {"prompts": options.traffic}), ""
-        asked = list(harness.prompts(options, pair, category=category).values())
+        source = argparse.Namespace(**vars(options) | {"prompts": options.traffic or options.prompts, "measured": {}})
+        asked = list(harness.prompts(source, pair, category="" if options.traffic else TENANT).values())
+        options.measured["traffic"] = source.measured["prompts"]
         heldout = 1 + min(setting.heldout, len(asked) // 2 - 1)
         return cls(asked[:-heldout], {"same_domain": asked[-heldout:], "other_domain": other})
 

@@ -64,10 +64,10 @@ NOTHING = "nothing"
 class Setting:
     """Set how much is measured."""
 
-    trials: int = 4
+    trials: int = 3
     """Of each fault."""
     sessions: int = 4
-    tokens: int = 160
+    tokens: int = 128
     faults: tuple[str, ...] = ()
     """Some of `FAULTS`, all if it is empty."""
 

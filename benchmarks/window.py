@@ -1,6 +1,6 @@
 """Compare speculation lengths by the distance of the device: none, fixed, adaptive, and who drafts.
 
-The target is throttled to `--step-ms` a step, as a large one takes, and the device is `rtt_ms` away. `none` is tokens
+The target takes at least `--step-ms` a step, as a larger one does, and the device is `rtt_ms` away. `none` is tokens
 per second without drafts; every other column is the speed over it, as the median of each text's own ratio, from the
 first token on, at temperature 0.8. `fixed 2`, `fixed 4` and `fixed 8` are speculation lengths that never change, under
 a coordinator that leaves them alone. With `adaptive` the coordinator sets the length from the measured acceptance,
@@ -42,8 +42,8 @@ class Setting:
 
     rtts_ms: tuple[float, ...] = (1.0, 20.0, 50.0, 100.0, 200.0)
     fixed: tuple[int, ...] = (2, 4, 8)
-    prompts: int = 6
-    tokens: int = 96
+    prompts: int = 5
+    tokens: int = 64
     verifiers: int = 8
     """Simulated ones of each size."""
 
