@@ -1,5 +1,11 @@
-"""The recipe of the demo pair: corpus, tokenizer, target, drafts, export, evaluation.
+"""The recipe of the draft for SmolLM2: let the target write, cut it down to a draft, and train by `outrider-distill`.
 
-Run it with ``python -m models.recipe run --data DIR --work DIR``. Every stage leaves a marker in the work
-directory and is skipped when it finds one, so an interrupted run goes on where it stopped.
+    outrider up --model "$(outrider models fetch smollm2)" --config models/recipe/recording.toml
+    python -m models.recipe.ask --target DIR --gsm8k gsm8k_train.jsonl --minutes 60
+    python -m models.recipe.start --target DIR --traffic .outrider/traffic --run .outrider/draft
+    outrider-distill train .outrider/draft
+    outrider-distill export --model .outrider/draft/model --tokenizer DIR --out draft.gguf --quantization Q4_0 \
+        --embeddings Q4_0
+
+Every step can be stopped and repeated: questions add to the traffic, and a training goes on from its checkpoint.
 """

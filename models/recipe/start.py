@@ -4,22 +4,46 @@ The residual stream is projected on the leading directions of its covariance, as
 weights of the norms go into the matrices behind them. Of the layers only some are kept, with all of their heads.
 Embeddings lose their mean: the output's softmax does not see it, and without it they bear quantization in blocks.
 
-    python -m models.recipe.start --target DIR --dataset DIR --out DIR
+    python -m models.recipe.start --target DIR --traffic DIR --run DIR
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from cloud_verifier.distill.data.dataset import build
+from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.data.texts import TRAIN, Text, load_texts
+from cloud_verifier.distill.run_folder import DATASET
+from cloud_verifier.distill.training.plan import TrainingPlan
+from cloud_verifier.traffic.segments import SegmentLog
 
 WIDTH, LAYERS = 288, (0, 1, 28, 29)
+DATA = DatasetPlan(
+    tokens=5_000_000, heldout_tokens=50_000, heldout_share=0.03, validation_share=0.03, top=16, tenant_share=1.0
+)
+TRAINING: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "adam_epsilon": 1e-8,
+    "token_rate_share": 0.5,
+    "weight_decay": 0.01,
+    "base_share": 0.0,
+    "warmup_steps": 60,
+    "kl_share": 0.6,
+    "decay_share": 0.7,
+    "batch_tokens": 2_048,
+    "micro_tokens": 4_096,
+    "measure_steps": 150,
+    "measure_tokens": 5_000,
+}
 READ = 24
 """Texts whose hidden states give the covariance."""
 
@@ -65,14 +89,21 @@ def sliced(target: LlamaForCausalLM, texts: Sequence[Text], width: int, layers: 
 
 
 def main() -> None:
-    """Write the draft to start from."""
+    """Write a run's folder: its dataset, the draft to start from, and its plan."""
     parser = argparse.ArgumentParser(prog="python -m models.recipe.start", description=__doc__.partition("\n")[0])
-    for name, text in (("target", "its folder"), ("dataset", "folder of a dataset"), ("out", "folder to write")):
-        parser.add_argument(f"--{name}", type=Path, required=True, help=text)
+    parser.add_argument("--target", type=Path, required=True, help="its folder")
+    parser.add_argument("--traffic", required=True, help="the traffic log")
+    parser.add_argument("--run", type=Path, required=True, help="folder to write, for `outrider-distill train`")
+    parser.add_argument("--minutes", type=float, default=95.0, help="of training [default: %(default)s]")
     options = parser.parse_args()
+    card = build(SegmentLog(options.traffic), options.run / DATASET, DATA, time.time())
+    print(f"{card.train_tokens} tokens to learn from, held out {card.heldout}")
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32)
-    sliced(target, load_texts(options.dataset / TRAIN), WIDTH, LAYERS).save_pretrained(options.out)
-    AutoTokenizer.from_pretrained(options.target).save_pretrained(options.out)
+    draft = sliced(target, load_texts(options.run / DATASET / TRAIN), WIDTH, LAYERS)
+    draft.save_pretrained(options.run / "start")
+    AutoTokenizer.from_pretrained(options.target).save_pretrained(options.run / "start")
+    folders = {"base": options.run / "start", "tokenizer": options.target, "dataset": options.run / DATASET}
+    TrainingPlan(**folders, minutes=options.minutes, **TRAINING).write(options.run)
 
 
 if __name__ == "__main__":
