@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +36,7 @@ def others_are_served(cluster: Cluster) -> Iterator[None]:
     yield
     with cluster.client(cache=f"cache-{secrets.token_hex(4)}") as other:
         for seed in range(4):  # so that each of the verifiers serves one
-            assert len(other.generate(PROMPT, max_tokens=16, ignore_eos=True, seed=seed, timeout=30).token_ids) == 16
+            assert len(other.generate(PROMPT, max_tokens=16, ignore_eos=True, seed=seed, timeout=180).token_ids) == 16
     assert len(cluster.asked("verifiers", "list")["verifiers"]) == 2
     assert cluster.up.memory - before < MOST_GROWTH
 
@@ -59,7 +61,7 @@ def test_a_thousand_health_watches_or_reflections_on_one_connection_leave_others
                 else:
                     reflect = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
                     calls += [reflect(iter([b"\x3a\x00"])) for _ in range(1_000)]  # list_services
-                grpc.channel_ready_future(channel).result(10)
+                grpc.channel_ready_future(channel).result(60)
         for call in calls:
             call.cancel()
 
@@ -85,7 +87,7 @@ def test_idle_connections_leave_others_served(cluster: Cluster) -> None:
         for address in addresses(cluster):
             host, _, port = address.rpartition(":")
             for _ in range(600):
-                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
 
 
 # --- model files
@@ -144,10 +146,17 @@ class Crowd:
         self._random = np.random.default_rng(3)
         self._devices: dict[bool, list[str]] = {True: [], False: []}
         """Whether they are offered the canary -> ids of devices."""
-        request = pb.RegisterRequest(
-            verifier_id="crowd", address="127.0.0.1:9", target=self._target, capacity_sessions=4_000, instance=1
-        )
-        self._registry.Register(request, metadata=bearer(JOIN))
+        self._registered = -math.inf
+        self._register()
+
+    def _register(self) -> None:
+        """Register, or stay so: a busy machine may take longer for a round of sessions than the lease lasts."""
+        if time.monotonic() - self._registered > 1.0:
+            request = pb.RegisterRequest(
+                verifier_id="crowd", address="127.0.0.1:9", target=self._target, capacity_sessions=4_000, instance=1
+            )
+            self._registry.Register(request, metadata=bearer(JOIN))
+            self._registered = time.monotonic()
 
     def draw_devices(self, key: str, count: int) -> None:
         """Find so many devices that are offered the canary, and as many that are not."""
@@ -158,6 +167,7 @@ class Crowd:
 
     def open(self, key: str, tenant: str, release: str, acceptance: float, *, canary: bool) -> SessionTelemetry:
         """Open a session of a device that drafts with a release, and return what its verifier has measured of it."""
+        self._register()
         device = self._random.choice(self._devices[canary])
         request = pb.OpenSessionRequest(target="crowd", draft_release=release, device_id=device)
         opened = self._coordinator.OpenSession(request, metadata=bearer(key))
@@ -176,6 +186,7 @@ class Crowd:
         )
 
     def report(self, sessions: list[SessionTelemetry]) -> None:
+        self._register()
         telemetry = VerifierTelemetry(live_sessions=len(sessions), step_ms=10.0)
         request = pb.ReportRequest(verifier_id="crowd", instance=1, verifier=telemetry, sessions=sessions)
         assert self._registry.Report(request, metadata=bearer(JOIN)).known

@@ -135,7 +135,7 @@ def test_releases_reach_devices_and_are_taken_back_in_mid_session_without_a_toke
             devices[until(lambda client=client: used(client) if used(client) in (before, trial) else "")] = client
             if len(devices) == 2:
                 break
-        long: dict[str, Any] = {"max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+        long: dict[str, Any] = {"max_tokens": 1900, "ignore_eos": True, "temperature": 1.0, "seed": 1}
         streams = {name: client.stream(PROMPTS[0], **long) for name, client in devices.items()}
         for name, stream in streams.items():
             assert stream.next() and stream.statistics.release == name

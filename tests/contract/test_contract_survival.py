@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+from ports import unused_port
 from shared_cluster import TENANTS, Cluster, Program, lives, running, until
 
 from edge_agent import BlockingStream, Client, Killed, TimedOut, Unavailable
@@ -20,6 +21,8 @@ from edge_agent import BlockingStream, Client, Killed, TimedOut, Unavailable
 PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
 OPTIONS: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.8, "seed": 11}
 LONG: dict[str, Any] = OPTIONS | {"max_tokens": 600}
+LONGER: dict[str, Any] = OPTIONS | {"max_tokens": 1500}
+"""A text during which a command starts and does its work."""
 
 
 def taken(stream: BlockingStream, count: int) -> list[int]:
@@ -54,7 +57,7 @@ def further(cluster: Cluster) -> Iterator[Program]:
 @pytest.fixture(scope="module")
 def whole(plain: Client) -> tuple[int, ...]:
     """Return the undisturbed tokens of a long text."""
-    return plain.generate(PROMPT, **LONG).token_ids
+    return plain.generate(PROMPT, **LONGER).token_ids
 
 
 def test_a_verifier_that_is_killed_costs_its_sessions_no_token(
@@ -67,7 +70,7 @@ def test_a_verifier_that_is_killed_costs_its_sessions_no_token(
         assert late.statistics.address == early.statistics.address == victim.ready
         victim.signal(signal.SIGKILL)
     for stream in (late, early):
-        assert stream.drain().token_ids == whole
+        assert stream.drain().token_ids == whole[: LONG["max_tokens"]]
         assert stream.statistics.failovers >= 1 and stream.statistics.address != victim.ready
 
 
@@ -80,17 +83,17 @@ def test_a_verifier_that_stops_is_left_and_changes_no_token_when_it_wakes(
         until(lambda: stream.next() and stream.statistics.failovers)
     finally:
         further.signal(signal.SIGCONT)
-    assert stream.drain().token_ids == whole
+    assert stream.drain().token_ids == whole[: LONG["max_tokens"]]
 
 
 def test_a_drain_hands_sessions_over_and_ends_the_process_with_0(
     cluster: Cluster, client: Client, further: Program, whole: tuple[int, ...]
 ) -> None:
-    with begun(cluster, client, further, 1, **LONG) as stream:
+    with begun(cluster, client, further, 1, **LONGER) as stream:
         cluster.outrider("verifiers", "drain", "further")
     assert stream.drain().token_ids == whole
     assert stream.statistics.failovers == 1 and stream.statistics.address != further.ready
-    assert further.process.wait(20) == 0
+    assert further.process.wait(120) == 0
 
 
 def test_the_coordinators_death_leaves_live_sessions_alone_and_a_new_one_takes_over(
@@ -101,7 +104,7 @@ def test_the_coordinators_death_leaves_live_sessions_alone_and_a_new_one_takes_o
     policy = {"OUTRIDER_COORDINATOR_TENANTS_FILE": str(tmp_path / "tenants.toml")}
     given = ("--state-dir", tmp_path / "state", "--report-interval-ms", 100)
     pattern, name = r"listening on (127\.0\.0\.1:\d+)", "outrider-coordinator"
-    with running(tmp_path, pattern, name, "--listen", "127.0.0.1:0", *given, **policy) as first:
+    with running(tmp_path, pattern, name, "--listen", f"127.0.0.1:{unused_port()}", *given, **policy) as first:
         own = Cluster(tmp_path, first.ready, first)
         traffic = tmp_path / "traffic"
         with own.verifier("--traffic", traffic, "--traffic-flush-s", 0.2), own.client("open") as client:
@@ -109,7 +112,7 @@ def test_the_coordinators_death_leaves_live_sessions_alone_and_a_new_one_takes_o
             taken(stream, 20)
             first.signal(signal.SIGKILL)
             first.process.wait()
-            assert stream.drain().token_ids == whole and stream.statistics.attaches == 1
+            assert stream.drain().token_ids == whole[: LONG["max_tokens"]] and stream.statistics.attaches == 1
             until(lambda: stream.statistics.session_id in recorded(traffic))
             (tmp_path / "tenants.toml").write_text(TENANTS.partition("[recording")[0])
             with running(tmp_path, pattern, name, "--listen", own.address, *given, **policy) as second:
@@ -130,15 +133,15 @@ def recorded(traffic: Path) -> set[str]:
 
 
 def test_a_stream_that_is_left_frees_its_slot(cluster: Cluster, client: Client) -> None:
-    with client.stream(PROMPT, **LONG) as stream:
+    with client.stream(PROMPT, **LONGER) as stream:
         taken(stream, 5)
-        assert [one["id"] for one in cluster.sessions()] == [stream.statistics.session_id]
+        assert stream.statistics.session_id in [one["id"] for one in cluster.sessions()]
     assert stream.completion.finish_reason == "cancelled"
     until(cluster.at_rest)
 
 
 def test_an_operator_ends_a_session_for_good(cluster: Cluster, client: Client) -> None:
-    stream = client.stream(PROMPT, **LONG)
+    stream = client.stream(PROMPT, **LONGER)
     taken(stream, 5)
     cluster.outrider("sessions", "kill", stream.statistics.session_id)
     with pytest.raises(Killed, match="operator"):
@@ -152,9 +155,9 @@ def test_without_a_verifier_the_draft_writes_alone_where_it_may_and_what_it_writ
 ) -> None:
     with cluster.verifier(alone=True) as only, ThreadPoolExecutor(3) as pool:
         where: dict[str, Any] = {"verifier": only.ready, "cache_dir": cluster.folder / "alone"}
-        with Client(**where, offline="draft_only") as client, Client(**where, retries=0, timeout=2.0) as strict:
+        with Client(**where, offline="draft_only") as client, Client(**where, retries=0, timeout=20.0) as strict:
             for one in (client, strict):
-                assert one.generate(PROMPT, max_tokens=4).verified
+                assert one.generate(PROMPT, max_tokens=4, timeout=120.0).verified
             stream = client.stream(PROMPT, **LONG)
             before = taken(stream, 20)
             only.signal(signal.SIGKILL)
@@ -180,14 +183,14 @@ def test_a_cluster_whose_command_is_killed_leaves_no_child(cluster: Cluster, tmp
 
 def test_a_request_that_runs_out_of_time_frees_its_slot(cluster: Cluster, client: Client) -> None:
     with pytest.raises(TimedOut):
-        client.generate(PROMPT, **LONG, timeout=0.5)
+        client.generate(PROMPT, **LONGER, timeout=0.3)
     until(cluster.at_rest)
 
 
 def test_requests_of_several_threads_end_with_their_client(cluster: Cluster) -> None:
     with cluster.client() as leaving:
         leaving.prepare()
-        streams = [leaving.stream(PROMPT, **LONG) for _ in range(3)]
+        streams = [leaving.stream(PROMPT, **LONGER) for _ in range(3)]
         threads = [threading.Thread(target=taken, args=(stream, 10)) for stream in streams]
         for thread in threads:
             thread.start()

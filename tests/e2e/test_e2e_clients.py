@@ -18,6 +18,6 @@ def test_tools_and_structured_outputs_work(client: str, url: str) -> None:
     environment = {**os.environ, "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [PYTHON, str(PROGRAM), client, f"{url}/v1"], env=environment, capture_output=True, text=True, timeout=150
+        [PYTHON, str(PROGRAM), client, f"{url}/v1"], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -37,7 +37,7 @@ def test_where_callers_need_a_certificate_all_works_with_one_and_nothing_without
         trust = grpc.ssl_channel_credentials(cert.read_bytes())
         for channel in (grpc.insecure_channel(program.ready), grpc.secure_channel(program.ready, trust)):
             with channel, pytest.raises(grpc.RpcError):
-                channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=3)
+                channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
 
 
 def test_other_users_neither_administer_nor_join_what_up_started_and_its_own_user_does(tmp_path: Path) -> None:

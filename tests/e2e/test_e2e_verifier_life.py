@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
+from ports import unused_port
 from shared_cluster import QUICK, TARGET, Cluster, running, until
 
 from edge_agent import Client, OutriderError
@@ -23,31 +23,34 @@ def health(address: str) -> bytes:
     """Return the answer to a health check; b"" if there is none."""
     with grpc.insecure_channel(address) as channel:
         try:
-            return bytes(channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1))
+            return bytes(channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10))
         except grpc.RpcError:
             return b""
 
 
 def test_health_follows_loading_serving_and_draining_and_a_second_sigterm_ends_it(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port()}"
     command = ("outrider-verifier", "--model", TARGET, "--listen", address, *QUICK, "--drain-s", 60)
     where: dict[str, Any] = {"verifier": address, "draft": None, "cache_dir": tmp_path, "retries": 0}
     with running(tmp_path, "", *command) as verifier, Client(**where) as client:
         until(lambda: health(address) == NOT_SERVING)
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="still loading"):
-            channel.unary_unary("/outrider.wire.v1.Verifier/Describe")(b"", timeout=5)
+            channel.unary_unary("/outrider.wire.v1.Verifier/Describe")(b"", timeout=60)
         verifier.await_output("listening on")
         assert health(address) == SERVING
         stream = client.stream(PROMPT, max_tokens=1900, ignore_eos=True)
         assert stream.next()
         verifier.process.send_signal(signal.SIGTERM)
         until(lambda: health(address) == NOT_SERVING)
-        with pytest.raises(OutriderError, match="drain"):
-            client.generate(PROMPT, max_tokens=4, timeout=1.0)
+
+        def refused() -> bool:
+            with pytest.raises(OutriderError) as caught:
+                client.generate(PROMPT, max_tokens=4, timeout=0.5)
+            return "drain" in str(caught.value)  # unless a busy machine has not answered by then
+
+        until(refused)
         verifier.process.send_signal(signal.SIGTERM)
-        assert verifier.process.wait(20) == 0
+        assert verifier.process.wait(120) == 0
 
 
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
@@ -63,7 +66,7 @@ def test_a_session_leaves_a_verifier_whose_engine_hangs_or_dies(
             engine.send_signal(end)
         assert stream.drain().token_ids == whole and stream.statistics.failovers
         if end is signal.SIGKILL:
-            assert verifier.process.wait(20) == 3
+            assert verifier.process.wait(120) == 3
         else:
             engine.resume()
             until(lambda: cluster.at_rest(f"engine-{end.name}"))
