@@ -29,6 +29,7 @@ from tokenizers import Tokenizer
 from benchmarks.support import throttled_verifier
 from cloud_verifier import smollm2
 from cloud_verifier.front.artifacts import chat_template, special_tokens
+from coordinator.cli.local import DRAFT
 from coordinator.cluster import Cluster, stand_apart
 from edge_agent.prompts import mixed, read_prompts
 from edge_agent.target.chat_template import ChatTemplate
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "benchmarks" / "prompts.jsonl"
-SHIPPED_DRAFT, SHIPPED_HEADS = (ROOT / "models" / name for name in ("smollm2-draft.gguf", "smollm2-heads.safetensors"))
+SHIPPED_DRAFT, SHIPPED_HEADS = (ROOT / "models" / name for name in (DRAFT, "smollm2-heads.safetensors"))
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 2_048, 256
 """Most tokens of a prompt."""
 LOOPBACK = ("--listen", "127.0.0.1:0")
