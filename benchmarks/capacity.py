@@ -1,11 +1,11 @@
-"""Measure the users that one verifier serves, by who drafts: nobody, the verifier, the devices, or both.
+"""Measure the users that one verifier serves, by who drafts: the devices, the verifier, or both, beside nobody.
 
-Users generate in a closed loop, each on a device of its own, at temperature 0.8; those of one row all run at the same
-time. A figure is tokens per second of all users together, while all of them run. The verifier computes on one core, the
-coordinator and all devices on the others. `verifier` drafts with n-grams and heads on the target, or with the draft
-where there are none; the coordinator sets speculation lengths. `users_at_rate` is how many users each get `--rate`
-tokens per second, between the rows by linear interpolation; None where even the last row has more. `degenerate` counts
-texts that end in a loop.
+Users generate at the same time, each on a device of its own, at temperature 0.8, with drafts and without in turn, as by
+`outrider bench`. `tokens_per_s` and `nobody` are tokens per second of all users together with drafts and without, while
+all of them run. The verifier computes on one core, the coordinator and all devices on the others. `verifier` drafts
+with n-grams and heads on the target, or with the draft where there are none; the coordinator sets speculation lengths.
+`users_at_rate` is how many users each get `--rate` tokens per second, between the rows by linear interpolation; None
+where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
 
 `--device cuda` runs the target on a GPU. `--vllm-python PATH` adds verifiers that run vLLM in that interpreter.
 
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,10 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
-from benchmarks.support.users import SAMPLED, Played, Users, play
+from edge_agent.bench.measure import ASKS_IN_A_ROW, Cell, Plan
+from edge_agent.bench.measure import measure as play
+from edge_agent.bench.report import rows
+from edge_agent.bench.users import SAMPLED, Ask
 
 NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 
@@ -36,84 +37,75 @@ class Setting:
     """Set how much is measured."""
 
     users: tuple[int, ...] = (1, 4, 8, 16, 32)
-    rounds: int = 2
-    prompts: int = 16
+    prompts: int = 8
+    """Prompts of each row, but at least as many as its users ask in a row."""
     tokens: int = 96
-    seconds: float = 8.0
-    """Time for which users run in each cell."""
 
 
-QUICK = Setting(users=(1, 4), rounds=1, prompts=6, tokens=48, seconds=5.0)
+QUICK = Setting(users=(1, 4), prompts=4, tokens=48)
 ON_GPU = (1, 8, 32, 64, 128)
 """Numbers of users on a GPU."""
 
-Cells = dict[tuple[str, int], list[Played]]
-"""(who drafts, users) -> what was played in each round"""
-
 
 @dataclass(frozen=True)
-class Verifier:
-    """Describe a verifier, and who drafts at it without and with drafts of devices."""
+class Site:
+    """Describe a verifier, and what is measured at it: who drafts -> the draft of the devices."""
 
     options: tuple[str, ...]
-    undrafted: str
-    drafted: str
+    drafts: Mapping[str, str | None]
 
 
-def verifiers(pair: Pair, vllm_python: Path | None) -> list[Verifier]:
+def sites(pair: Pair, vllm_python: Path | None) -> list[Site]:
     """Return the verifiers that are measured."""
-    found = [Verifier((), NOBODY, DEVICES), Verifier(pair.own_speculation, VERIFIER, BOTH)]
+    alone = ("--server-sources", "")
+    found = [Site(alone, {DEVICES: "auto"}), Site(pair.own_speculation, {VERIFIER: None, BOTH: "auto"})]
     if vllm_python is not None:
-        options = ("--engine", "vllm", "--engine-python", str(vllm_python))
-        found.append(Verifier(options, f"vLLM, {NOBODY}", f"vLLM, {DEVICES}"))
+        engine = ("--engine", "vllm", "--engine-python", str(vllm_python))
+        found.append(Site((*engine, *alone), {f"vLLM, {DEVICES}": "auto"}))
     return found
 
 
-class Bench:
-    """Measures all cells."""
-
-    def __init__(self, pair: Pair, setting: Setting, options: Sequence[str], prompts: list[list[int]]) -> None:
-        self._pair = pair
-        self._setting = setting
-        self._options = options
-        self._prompts = prompts
-        self._reference: Played | None = None
-        self.cells: Cells = defaultdict(list)
-        self.differing = 0
-        """Texts that are not those that were generated first, by one user without drafts."""
-        self.degenerate = 0
-        """Texts that end in a loop."""
-
-    async def measure(self, verifier: Verifier) -> None:
-        """Measure the cells of one verifier, once."""
-        cores = sorted(os.sched_getaffinity(0))[1:]
-        async with harness.one_verifier(self._pair, *self._options, *verifier.options) as cluster:
-
-            async def run(**fields: Any) -> Played:
-                options = SAMPLED | {"max_tokens": self._setting.tokens}
-                users = Users(cluster.address, cluster.verifiers[0].address, self._prompts, options=options, **fields)
-                return await play(users, cores)
-
-            if self._reference is None:
-                self._reference = await run(warm=0)
-            for users in self._setting.users:
-                for who, draft in ((verifier.undrafted, None), (verifier.drafted, "auto")):
-                    played = await run(count=users, draft=draft, seconds=self._setting.seconds)
-                    self.cells[who, users].append(played)
-                    self.degenerate += played.degenerate
-                    self.differing += played.differing(self._reference)
-                    say(f"{who}, {users} users: {played.tokens_per_s:.1f} tokens/s, {played.busy:.2f} of the cores")
+async def measured(
+    site: Site, pair: Pair, setting: Setting, options: Sequence[str], asks: Sequence[Ask]
+) -> list[dict[str, Any]]:
+    """Return the rows of one verifier. options: further ones. asks: are repeated for many users."""
+    table = []
+    async with harness.one_verifier(pair, *options, *site.options) as cluster:
+        cores = sorted(os.sched_getaffinity(0))
+        for users in setting.users:
+            count = max(setting.prompts, ASKS_IN_A_ROW * users)
+            for who, draft in site.drafts.items():
+                plan = Plan(
+                    {"coordinator": cluster.address},
+                    [asks[1 + i % (len(asks) - 1)] for i in range(count)],
+                    asks[0],
+                    (users,),
+                    (0.0,),
+                    SAMPLED | {"max_tokens": setting.tokens},
+                    cores,
+                    draft,
+                    pinned=True,
+                )
+                cells: list[Cell] = []
+                await play(plan, cells, say)
+                table.append(row(who, cells[0]))
+                say(table[-1])
+    return table
 
 
-def table(cells: Mapping[tuple[str, int], Sequence[Played]]) -> list[dict[str, Any]]:
-    """Return a row for each number of users."""
-    who = list(dict.fromkeys(who for who, _ in cells))
-    rows = []
-    for users in dict.fromkeys(users for _, users in cells):
-        figures = {one: statistics.median(played.tokens_per_s for played in cells[one, users]) for one in who}
-        busy = max(played.busy for one in who for played in cells[one, users])
-        rows.append({"users": users} | {one: rounded(figures[one], 1) for one in who} | {"devices_busy": rounded(busy)})
-    return rows
+def row(who: str, cell: Cell) -> dict[str, Any]:
+    """Return the row of one number of users."""
+    plain, fast = rows([cell])
+    ratio = fast["tokens_per_s"] / plain["tokens_per_s"] if plain["tokens_per_s"] and fast["tokens_per_s"] else None
+    same = ("first_token_ms", "token_ms", "speed_up", "acceptance_length", "differing", "degenerate", "devices_busy")
+    return {
+        "users": cell.users,
+        "drafts": who,
+        NOBODY: plain["tokens_per_s"],
+        "tokens_per_s": fast["tokens_per_s"],
+        "over_nobody": rounded(ratio),
+        **{name: fast[name] for name in same},
+    }
 
 
 def users_at(rate: float, row: Mapping[int, float]) -> float | None:
@@ -139,28 +131,19 @@ async def measure(options: argparse.Namespace) -> None:
     if options.device != "cpu":
         setting = setting if options.quick else Setting(users=ON_GPU)
         given += ["--kv-slots", "262144", "--max-sessions", str(max(setting.users))]
-    prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
-    bench = Bench(pair, setting, given, prompts)
-    for turn in range(setting.rounds):
-        for verifier in harness.rotated(verifiers(pair, options.vllm_python), turn):
-            await bench.measure(verifier)
-    rows = table(bench.cells)
-    who = [name for name in rows[0] if name not in ("users", "devices_busy")]
-    length = {
-        f"{one}, {users} users": rounded(statistics.median(played.acceptance_length for played in found))
-        for (one, users), found in bench.cells.items()
-    }
+    asks = list(harness.prompts(options, pair, 1 + max(setting.prompts, min(64, 2 * max(setting.users)))).values())
+    table = [
+        row for site in sites(pair, options.vllm_python) for row in await measured(site, pair, setting, given, asks)
+    ]
+    rates: dict[str, dict[int, float]] = {NOBODY: {row["users"]: row[NOBODY] for row in reversed(table)}}
+    for one in table:
+        rates.setdefault(one["drafts"], {})[one["users"]] = one["tokens_per_s"]
     harness.finish(
         options,
         f"Tokens per second at temperature 0.8, at most {setting.tokens} tokens a text, target on {options.device}.",
-        rows,
+        table,
         rate=options.rate,
-        users_at_rate={
-            one: rounded(users_at(options.rate, {row["users"]: row[one] for row in rows}), 1) for one in who
-        },
-        acceptance_length=length,
-        degenerate=bench.degenerate,
-        texts_unlike_undrafted=bench.differing,
+        users_at_rate={who: rounded(users_at(options.rate, by_users), 1) for who, by_users in rates.items()},
     )
 
 

@@ -27,7 +27,7 @@ from transformers import AutoConfig
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
-from benchmarks.support.users import GREEDY, SAMPLED
+from edge_agent.bench.users import GREEDY, SAMPLED
 from edge_agent.sdk import grammars
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion

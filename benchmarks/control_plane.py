@@ -38,9 +38,9 @@ from benchmarks.support import harness, proc
 from benchmarks.support.harness import Pair, quantile, rounded, say
 from benchmarks.support.reported_verifiers import Counts, Fleet
 from benchmarks.support.throttled_verifier import environment
-from benchmarks.support.users import SAMPLED, Played, Users, play
 from coordinator.cluster import Child, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer
+from edge_agent.bench.users import SAMPLED, Played, Users, play
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -193,9 +193,8 @@ async def front_rows(options: argparse.Namespace, pair: Pair, setting: Setting) 
         verifier = cluster.verifiers[0]
         for count, draft in (*((users, "ngram") for users in setting.users), (1, "auto"), (1, None)):
             users = Users(
-                coordinator=cluster.address,
-                verifier=verifier.address,
-                prompts=prompts,
+                {"coordinator": cluster.address},
+                prompts,
                 count=count,
                 draft=draft,
                 options=SAMPLED | {"max_tokens": 128, "ignore_eos": True},
@@ -252,7 +251,7 @@ async def logged_bytes(options: argparse.Namespace, pair: Pair, tokens: int, tex
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         verifier = await cluster.start_verifier(*models, "--traffic", str(log))
         prompts = list(harness.prompts(options, pair, texts).values())
-        asked = Users(cluster.address, verifier.address, prompts, warm=0, options=SAMPLED | {"max_tokens": tokens})
+        asked = Users({"coordinator": cluster.address}, prompts, warm=0, options=SAMPLED | {"max_tokens": tokens})
         played = await play(asked, [harness.cores()[1]])
         await verifier.stop()
         size = size_of(log)

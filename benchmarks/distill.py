@@ -32,8 +32,8 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, quantile, rounded, say
-from benchmarks.support.users import GREEDY, SAMPLED, Users, play
 from coordinator.cluster import Cluster
+from edge_agent.bench.users import GREEDY, SAMPLED, Users, play
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.artifacts.store import file_digest
@@ -240,8 +240,7 @@ async def row_of(system: System, name: str, draft: Path, setting: Setting, domai
     row: dict[str, Any] = {"draft": name, "degenerate": 0}
     for domain, prompts in domains.heldout.items():
         users = Users(
-            system.cluster.address,
-            system.cluster.verifiers[0].address,
+            {"coordinator": system.cluster.address},
             prompts,
             draft=str(draft),
             options=SAMPLED | {"max_tokens": setting.heldout_tokens},

@@ -41,9 +41,9 @@ from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.target_reference import TIES, Reference
 from benchmarks.support.throttled_verifier import environment
-from benchmarks.support.users import GREEDY, SAMPLED
 from coordinator.cluster import Child, Cluster
 from coordinator.store.embedded_redis import EmbeddedServer
+from edge_agent.bench.users import GREEDY, SAMPLED
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import OutriderError, Unavailable

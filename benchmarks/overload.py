@@ -39,8 +39,8 @@ import numpy as np
 
 from benchmarks.support import harness, proc
 from benchmarks.support.harness import Pair, quantile, rounded, say
-from benchmarks.support.users import SAMPLED, Users, play
 from coordinator.cluster import Cluster
+from edge_agent.bench.users import SAMPLED, Users, play
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import OutriderError, Overloaded
@@ -300,8 +300,8 @@ class Soak:
         """Run devices that draft, and kill their process with all of their sessions now and then."""
         count = max(1, self.slots - self.slots // 2 - 1)
         options = SAMPLED | {"max_tokens": self.setting.tokens}
-        address = self.cluster.verifiers[0].address
-        users = Users(self.cluster.address, address, self.prompts, count, "auto", options=options, texts=1_000_000)
+        device = {"coordinator": self.cluster.address}
+        users = Users(device, self.prompts, count, "auto", options=options, seconds=60.0 * KILL_S)
         while time.monotonic() < until_s:
             playing = asyncio.create_task(play(users, sorted(os.sched_getaffinity(0))))
             await asyncio.wait({playing}, timeout=min(KILL_S, max(0.0, until_s - time.monotonic())))

@@ -28,8 +28,8 @@ from typing import Any
 from benchmarks.support import fleet, harness
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
-from benchmarks.support.users import SAMPLED, Played, Users, play
 from coordinator.cluster import Cluster
+from edge_agent.bench.users import SAMPLED, Played, Users, play
 
 NONE, ADAPTIVE, VERIFIER, BOTH = "none", "adaptive", "verifier", "both"
 Cells = dict[tuple[float, str], Played]
@@ -104,10 +104,11 @@ async def played_at(
     requests = SAMPLED | {"max_tokens": setting.tokens}
     cores = sorted(os.sched_getaffinity(0))[1:]
     async with site.running(pair, options.step_ms) as cluster:
-        users = Users(cluster.address, cluster.verifiers[0].address, prompts, count=options.users, options=requests)
+        users = Users({"coordinator": cluster.address}, prompts, count=options.users, options=requests)
         for rtt_ms in setting.rtts_ms:
             for arm, draft in site.arms.items():
-                one = found[rtt_ms, arm] = await play(replace(users, draft=draft, rtt_ms=rtt_ms), cores)
+                asked = replace(users, draft=draft, rtt_ms=rtt_ms, options=requests | {"speculation": arm != NONE})
+                one = found[rtt_ms, arm] = await play(asked, cores)
                 say(f"{arm}, {rtt_ms:g} ms: {one.rate:.1f} tokens/s, {one.acceptance_length:.2f} a step")
     return found
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_agent.bench.command import add_options, bench
 from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from outrider import __version__
@@ -115,6 +116,10 @@ async def _serve(args: argparse.Namespace) -> None:
         settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
     ) as client:
         await serve(client, settings)
+
+
+async def _bench(args: argparse.Namespace) -> None:
+    await bench(_located(await _with_draft(settle(EdgeSettings, args, PROGRAM))), args)
 
 
 async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:
@@ -229,9 +234,14 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
     draft: str | list[str] | None = None if settings.draft in ("", _NONE) else settings.draft
     if "," in settings.draft:
         draft = settings.draft.split(",")
-    if not settings.coordinator and not settings.verifier:
-        settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
-    return AsyncClient(draft=draft, settings=settings, **defaults)
+    return AsyncClient(draft=draft, settings=_located(settings), **defaults)
+
+
+def _located(settings: EdgeSettings) -> EdgeSettings:
+    """Return the settings with an address of a cluster."""
+    if settings.coordinator or settings.verifier:
+        return settings
+    return settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -253,6 +263,8 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", default="", help="begin with this system message [default: none]")
     serve = _command(commands, "serve", _serve, "an OpenAI-compatible HTTP server on this device", sampling=False)
     add_settings(serve.add_argument_group("serving"), EdgeSettings, _SERVING)
+    measured = _command(commands, "bench", _bench, "measure a cluster with drafts and without", sampling=False)
+    add_options(measured.add_argument_group("what is measured"))
     add_commands(commands)
     return made
 

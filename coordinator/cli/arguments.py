@@ -33,7 +33,7 @@ _CONNECTION = frozenset({"coordinator", "ca", "cert", "cert_key", "state_dir", "
 """Options of the connection, which may stand before a command, too."""
 _OF_OTHERS = {
     "up": {"ca", "state_dir", "insecure"},
-    "chat": {"coordinator"},
+    **{command: {"coordinator"} for command in ("chat", "bench")},
     **{command: set[str]() for command in ("demo", "estimate", "config")},
 }
 """Command that asks no coordinator -> those of `_CONNECTION` that it has all the same."""
@@ -57,7 +57,7 @@ exit codes:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; `passed_on` holds what `chat` does not know, and what follows `--` for `up`."""
+    """Return the options; `passed_on` holds what `chat` and `bench` do not know, and what follows `--` for `up`."""
     made = parser()
     end = arguments.index("--") if "--" in arguments else len(arguments)
     nothing = argparse.Namespace(**dict.fromkeys(_CONNECTION))
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in sorted(_CONNECTION - _OF_OTHERS.get(options.command, _CONNECTION)):
         if getattr(options, name) is not None:
             made.error(f"unrecognized arguments: --{name.replace('_', '-')} before {options.command}")
-    if options.command == "chat":
+    if options.command in ("chat", "bench"):
         options.passed_on = [*unknown, *arguments[end:]]
     elif unknown or (options.command != "up" and end < len(arguments)):
         made.error(f"unrecognized arguments: {' '.join([*unknown, *arguments[end:]])}")
@@ -87,7 +87,10 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_up(commands)
     _add_demo(commands)
-    _add_chat(commands)
+    _add_device(commands, "chat", "chat through a running cluster")
+    text = "measure a running cluster with drafts and without"
+    options = "--model, --concurrency, --rtt-ms, --prompts, --count, --max-tokens, --temperature, --json"
+    _add_device(commands, "bench", text, options)
     _add_estimate(commands)
     _query(commands, "status", "verifiers.status", "show the verifiers and sessions of a cluster", watch=True)
     _add_top(commands)
@@ -143,14 +146,18 @@ def _add_demo(commands: Any) -> None:
     _option(demo, "--rtt-ms", "MS", text, 50.0, kind=_number(float, 0.0, MAX_RTT_MS))
 
 
-def _add_chat(commands: Any) -> None:
-    text = "chat through a running cluster; takes all options of `outrider-edge chat`"
-    chat = _command(commands, "chat", "local.chat", text, allow_abbrev=False)
-    chat.epilog = "All other options are passed on to `outrider-edge chat`; see `outrider-edge chat --help`."
+def _add_device(commands: Any, name: str, text: str, others: str = "") -> None:
+    """Add a command that is one of `outrider-edge`. others: names the most useful of its own options."""
+    text += f"; takes all options of `outrider-edge {name}`"
+    made = _command(commands, name, "local.device", text, allow_abbrev=False)
+    among = f" ({others})" if others else ""
+    made.epilog = (
+        f"All other options{among} are passed on to `outrider-edge {name}`; see `outrider-edge {name} --help`."
+    )
     text = "coordinator that names a verifier"
-    _option(chat, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "EDGE_COORDINATOR")
-    _option(chat, "--verifier", "HOST:PORT", "one verifier, instead of a coordinator", "none", "EDGE_VERIFIER")
-    _option(chat, "--config", "FILE", "TOML file whose table [edge] it reads", "none", "CONFIG", kind=Path)
+    _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "EDGE_COORDINATOR")
+    _option(made, "--verifier", "HOST:PORT", "one verifier, instead of a coordinator", "none", "EDGE_VERIFIER")
+    _option(made, "--config", "FILE", "TOML file whose table [edge] it reads", "none", "CONFIG", kind=Path)
 
 
 def _add_estimate(commands: Any) -> None:

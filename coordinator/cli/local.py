@@ -1,4 +1,4 @@
-"""Start the other programs for `outrider up`, `demo` and `chat`, and show how far they are."""
+"""Start the other programs for `outrider up`, `demo`, `chat` and `bench`, and show how far they are."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def demo(options: argparse.Namespace) -> int:
     return asyncio.run(_demo(options, pair))
 
 
-def chat(options: argparse.Namespace) -> int:
-    """Become `outrider-edge chat`. Raises BadRequest."""
+def device(options: argparse.Namespace) -> int:
+    """Become `outrider-edge` with the same command, `chat` or `bench`. Raises BadRequest."""
     where, file = _given(options, "verifier", "coordinator"), config_file(options.config)
     if not where and not any(_is_set("edge", name, file) for name in ("coordinator", "verifier")):
         where = ["--coordinator", DEFAULT_COORDINATOR]
@@ -71,7 +71,7 @@ def chat(options: argparse.Namespace) -> int:
     # Python answers a Ctrl-C with a traceback while it starts, so this is held back until `edge` can end quietly.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        os.execv(program[0], [*program, "chat", *where, *_given(options, "config"), *options.passed_on])
+        os.execv(program[0], [*program, options.command, *where, *_given(options, "config"), *options.passed_on])
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

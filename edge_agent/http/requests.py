@@ -38,7 +38,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 """Fields that would change the answer, with the values, besides null, that change nothing."""
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("stop_token_ids", "ignore_eos", "min_tokens", "traffic_class"),
+    *("stop_token_ids", "ignore_eos", "min_tokens", "speculation", "traffic_class"),
     *("acceptance_rule", "typical_epsilon", "typical_delta"),
 )
 """Fields that are options of the SDK, too."""
@@ -124,6 +124,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     stop_token_ids: list[JsonInteger] | None = None
     ignore_eos: bool | None = None
     min_tokens: JsonInteger | None = None
+    speculation: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     """What the output follows, as vLLM has it: `json`, `json_object`, `regex`, `choice` or `grammar`."""

@@ -24,7 +24,7 @@ from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, V
 from benchmarks.support.harness import Pair
 from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.target_reference import Reference
-from benchmarks.support.users import Played, Text, degenerates
+from edge_agent.bench.users import Played, Text, degenerates
 from outrider.core.addresses import split_address
 from outrider.core.coupling import position_key, session_key
 from outrider.core.errors import BadRequest

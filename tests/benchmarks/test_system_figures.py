@@ -8,7 +8,7 @@ from benchmarks.constrained import follows, ordered
 from benchmarks.control_plane import front_us
 from benchmarks.failover import Request, Session, Trial
 from benchmarks.overload import growth
-from benchmarks.support.users import Played, Text
+from edge_agent.bench.users import Played, Text
 
 
 def session(*delivered_s: float, begun_s: float = 0.0) -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -135,6 +136,30 @@ def test_texts_and_chats_come_from_the_terminal_with_a_draft_and_without(cluster
         assert (code, out.strip()) == (0, said.strip())
     for verb in ("status", "forget"):
         assert cluster.run("outrider-edge", "releases", verb)[0] == 0
+
+
+def test_a_cluster_is_measured_with_drafts_and_without(cluster: Cluster, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        '{"id": "1", "category": "code", "turns": ["Write a function.", "And a class."]}\n'
+        '{"id": "2", "category": "sums", "turns": ["What is 6 times 7?"]}\n'
+    )
+    given = ("--coordinator", cluster.address, "--model", NAME, "--prompts", prompts, "--concurrency", "1,2")
+    written = tmp_path / "bench.json"
+    options = ("--rtt-ms", 5, "--max-tokens", 16, "--json", written)
+    code, out, err = cluster.run("outrider", "bench", *given, *options, timeout_s=120)
+    assert code == 0, err
+    assert "IDENTICAL" in out and "100%" in err
+    found = json.loads(written.read_text())
+    assert [(row["users"], row["drafts"], row["texts"]) for row in found["rows"]] == [
+        *((users, drafts, 3) for users in (1, 2) for drafts in (False, True))
+    ]
+    plain, fast = found["rows"][:2]
+    assert plain["acceptance_length"] == 1.0 and plain["from_verifier"] == 0.0 and fast["differing"] == 0
+    assert plain["first_token_ms"] >= 5.0 and found["whole"]
+    assert {row["category"] for row in found["categories"]} == {"code", "sums"}
+    code, _, err = cluster.run("outrider", "bench", *given, "--concurrency", 3)
+    assert code == 2 and "3 users need as many prompts" in err
 
 
 def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluster: Cluster) -> None:

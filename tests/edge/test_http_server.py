@@ -70,7 +70,7 @@ async def test_parameters_reach_the_target_and_openais_defaults_hold(
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         seed=-1,
-        extra_body={"top_k": 7, "min_p": 0.1, "ignore_eos": True, "stop_token_ids": [3], "unheard_of": {"a": 1}},
+        extra_body={"top_k": 7, "min_p": 0.1, "ignore_eos": True, "stop_token_ids": [3], "speculation": False, "x": 1},
         logit_bias={"7": -100, "9": 1.5},
         user="somebody",
         max_tokens=4,
@@ -80,7 +80,7 @@ async def test_parameters_reach_the_target_and_openais_defaults_hold(
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 0.9, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.5, -0.5, 2**64 - 1)
     assert sampling.logit_bias == ((7, -100.0), (9, 1.5))
-    assert attach.ignore_eos and attach.stop_token_ids == (3,) and attach.max_tokens == 4
+    assert attach.undrafted and attach.ignore_eos and attach.stop_token_ids == (3,) and attach.max_tokens == 4
 
 
 # --- models and state

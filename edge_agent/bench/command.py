@@ -1,0 +1,237 @@
+"""Run `outrider-edge bench`, which measures a running cluster with drafts and without."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import secrets
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from edge_agent.config import EdgeSettings
+from outrider import __version__
+from outrider.core.errors import BadRequest
+from outrider.core.text import counted
+
+if TYPE_CHECKING:  # importing them takes long, and help does without
+    from edge_agent.bench.measure import Cell, Plan
+    from edge_agent.prompts import Prompt
+    from edge_agent.sdk.client import AsyncClient
+    from edge_agent.target.bundle import TargetBundle
+
+COUNT, TOKENS = 16, 128
+MAX_USERS, MAX_RTT_MS, MAX_VALUES = 256, 10_000.0, 16
+STDOUT = "-"
+_IDENTITY = ("name", "dtype", "backend", "hardware")
+"""What is told of the target."""
+PROMPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "prompts.jsonl"
+"""Our prompts, in a clone of the repository; an installed package has none."""
+
+
+def add_options(group: Any) -> None:
+    """Add the options that say what is measured."""
+
+    def add(flag: str, kind: Callable[[str], Any], default: Any, metavar: str, text: str) -> None:
+        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} [default: {default}]")
+
+    group.add_argument("--model", metavar="NAME", help="name of the target, as --target")
+    add("--concurrency", _numbers(int, 1, MAX_USERS), "1,4", "N,...", "numbers of users at the same time")
+    add("--rtt-ms", _numbers(float, 0.0, MAX_RTT_MS), "0", "MS,...", "round trips to add to the real one, emulated")
+    text = "prompts in our own format or that of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT [default: our own]"
+    group.add_argument("--prompts", type=Path, metavar="FILE", help=text)
+    add("--count", _number(int, 1, 100_000), COUNT, "N", "ask so many of them, the categories in turn")
+    add("--max-tokens", _number(int, 2, 100_000), TOKENS, "N", "generate so many tokens at most for each")
+    add("--temperature", _number(float, 0.0, 2.0), 0.0, "X", "0 is greedy, 1 the target's own distribution")
+    text = "write the result as JSON to FILE, too; without FILE print it instead of the tables"
+    group.add_argument("--json", nargs="?", const=STDOUT, type=_file, metavar="FILE", help=text)
+
+
+def _file(text: str) -> str:
+    """Return the name of a file whose folder is there, before much is measured that could not be written."""
+    if not Path(text).absolute().parent.is_dir() or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text!r}")
+    return text
+
+
+def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    """Return what reads a number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            what = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {what} from {least:g} to {most:g}, got {text!r}")
+        return value
+
+    return number
+
+
+def _numbers(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], list[float]]:
+    """Return what reads numbers between commas, each of them once."""
+    number = _number(kind, least, most)
+
+    def numbers(text: str) -> list[float]:
+        values = list(dict.fromkeys(map(number, text.split(","))))
+        if len(values) > MAX_VALUES:
+            raise argparse.ArgumentTypeError(f"must be at most {MAX_VALUES} numbers, got {len(values)}")
+        return values
+
+    return numbers
+
+
+async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
+    """Measure, and print what was measured, also if it is interrupted. Raises core errors."""
+    from edge_agent.bench.measure import Plan, measure
+    from edge_agent.sdk.client import AsyncClient
+
+    if settings.draft in ("", "none"):
+        raise BadRequest("--draft none leaves nothing to compare: give auto, ngram or a file", field="draft")
+    if any(args.rtt_ms) and (settings.tls or settings.tls_ca or settings.tls_cert):
+        raise BadRequest(
+            "--rtt-ms leads through a proxy of this machine, for which the cluster's certificate is not made: measure"
+            " from where your users are, or a cluster without TLS",
+            field="rtt_ms",
+        )
+    if args.model:
+        settings = settings.model_copy(update={"target": args.model})
+    options = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": 0}
+    async with AsyncClient(draft=None, settings=settings) as client:
+        bundle = await client.prepare()
+        prompts = _chosen(bundle, args)
+        plan = Plan(
+            device=_given(settings),
+            asks=[prompt.turns for prompt in prompts],
+            warm=prompts[0].turns,
+            users=args.concurrency,
+            rtts_ms=args.rtt_ms,
+            options=options,
+            cores=sorted(os.sched_getaffinity(0)),
+            draft=settings.draft,
+        )
+        say(f"reading {counted(len(prompts), 'prompt')}")
+        new_ms = [await _first_read_ms(client, prompt) for prompt in prompts]
+    cells: list[Cell] = []
+    whole = False
+    try:
+        await measure(plan, cells, say)
+        whole = True
+    finally:
+        if not cells:
+            say("nothing was measured yet")
+        else:
+            document = _document(plan, bundle, prompts, cells) | {
+                "whole": whole,
+                "cluster": settings.coordinator or settings.verifier,
+                "new_prompt_first_token_ms": round(statistics.median(new_ms), 1),
+            }
+            _publish(document, args.json)
+
+
+def _document(plan: Plan, bundle: TargetBundle, prompts: Sequence[Prompt], cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what was measured, as JSON has it."""
+    from edge_agent.bench.report import by_category, rows, texts
+
+    categories = [prompt.category for prompt in prompts]
+    names = {text.draft: None for cell in cells for text in texts(cell.drafted) if text.draft}
+    ngrams = plan.device["ngram"] and names.keys() - {"ngram"}
+    return {
+        "outrider": __version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "target": {name: getattr(bundle.description.target, name) for name in _IDENTITY},
+        "device_drafts": [*names, *(["n-grams"] if ngrams else [])],
+        "cpus": len(plan.cores),
+        "prompts": dict(Counter(categories)),
+        "max_tokens": plan.options["max_tokens"],
+        "temperature": plan.options["temperature"],
+        "rows": rows(cells),
+        "categories": by_category(cells, categories),
+    }
+
+
+def _publish(document: Mapping[str, Any], file: str | None) -> None:
+    """Print the result, and write it to the file if there is one."""
+    from edge_agent.bench.report import described
+
+    as_json = json.dumps(document, indent=1)
+    if file not in (None, STDOUT):
+        Path(file).write_text(f"{as_json}\n")
+    print(as_json if file == STDOUT else described(document), flush=True)
+
+
+def say(text: str) -> None:
+    """Say on stderr how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _given(settings: EdgeSettings) -> dict[str, Any]:
+    """Return the settings as JSON, with secrets."""
+    hidden = {
+        name: value for name in EdgeSettings.model_fields if isinstance(value := getattr(settings, name), SecretStr)
+    }
+    return settings.model_dump(mode="json") | {name: value.get_secret_value() for name, value in hidden.items()}
+
+
+def _chosen(bundle: TargetBundle, args: argparse.Namespace) -> list[Prompt]:
+    """Return the prompts that are asked, without those that the target cannot hold. Raises BadRequest."""
+    from edge_agent.prompts import mixed, read_prompts
+
+    if args.prompts is None and not PROMPTS.is_file():
+        raise BadRequest("only a clone of the repository has prompts: give --prompts FILE", field="prompts")
+    file = args.prompts or PROMPTS
+    found: list[Prompt] = []
+    too_long = 0
+    for prompt in mixed(read_prompts(file)):
+        if len(found) == args.count:
+            break
+        if _fits(bundle, prompt, args.max_tokens):
+            found.append(prompt)
+        else:
+            too_long += 1
+    if too_long:
+        say(f"{counted(too_long, 'prompt')} of {file.name} left out: the target cannot hold them with their answers")
+    if not found:
+        raise BadRequest(
+            f"{file}: no prompt fits the target's {bundle.description.max_sequence} tokens with answers of"
+            f" {args.max_tokens}",
+            field="prompts",
+        )
+    return found
+
+
+def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
+    said: list[dict[str, str]] = []
+    for turn in prompt.turns:
+        said += [{"role": "user", "content": turn}, {"role": "assistant", "content": ""}]
+    try:
+        if bundle.template is None:
+            ids = bundle.encode_prompt("\n\n".join(prompt.turns))
+        else:
+            ids = bundle.encode_chat(said[:-1])
+    except BadRequest:  # it is too long to be looked at
+        return False
+    return len(ids) + max_tokens * len(prompt.turns) <= bundle.description.max_sequence
+
+
+async def _first_read_ms(client: AsyncClient, prompt: Prompt) -> float:
+    """Return the time to the first token of a prompt that is new to the verifier, and let it read the prompt itself.
+
+    So all first tokens that are measured later are those of known prompts, whoever asks first.
+    """
+    from edge_agent.bench.users import User, Users
+
+    new = f"{secrets.token_hex(4)}: {prompt.turns[0]}"
+    users = Users({}, [(new,), prompt.turns[:1]], options={"max_tokens": 1}, warm=0)
+    first, _ = await User(users, 0, client).play(None)
+    return 1e3 * first.first_token_s
