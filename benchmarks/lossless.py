@@ -33,7 +33,6 @@ from scipy import stats
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
-from benchmarks.support.network_proxy import DelayProxy
 from benchmarks.support.step_shapes import (
     AT_ONCE,
     SHAPES,
@@ -45,6 +44,7 @@ from benchmarks.support.step_shapes import (
 )
 from benchmarks.support.target_reference import TIES, Reference
 from coordinator.cluster import Cluster
+from edge_agent.bench.delay import DelayedAddresses
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion
@@ -127,16 +127,14 @@ class Comparison:
 @contextlib.asynccontextmanager
 async def client_of(way: Way, cluster: Cluster) -> AsyncIterator[AsyncClient]:
     """Yield a device, behind its link."""
-    async with contextlib.AsyncExitStack() as stack:
-        address = cluster.verifiers[0].address
-        reroute = {}
-        if way.rtt_ms:
-            reroute[address] = (await stack.enter_async_context(DelayProxy(address, way.rtt_ms))).address
-        settings = EdgeSettings(max_sessions=way.at_once, draft_workers=way.at_once)
-        client = AsyncClient(
+    settings = EdgeSettings(max_sessions=way.at_once, draft_workers=way.at_once)
+    async with (
+        DelayedAddresses(way.rtt_ms) as reroute,
+        AsyncClient(
             coordinator=cluster.address, draft=way.draft, reroute=reroute, timeout=None, settings=settings
-        )
-        yield await stack.enter_async_context(client)
+        ) as client,
+    ):
+        yield client
 
 
 async def generate(way: Way, cluster: Cluster, prompts: Mapping[str, list[int]], tokens: int) -> Outputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 from outrider.core.addresses import split_address
@@ -45,43 +45,33 @@ class DelayedAddresses(Mapping[str, str]):
         await _ended(self._serving)
 
     async def _serve(self, target: str, listening: socket.socket) -> None:
-        async with delayed(target, self._rtt_ms, listening):
+        """Pass connections of a socket to HOST:PORT `target` until this is cancelled."""
+        delay_s = self._rtt_ms / 2000
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            due = 0.0
+            while data := await reader.read(1 << 16):
+                due = max(due + 1e-6, loop.time() + delay_s)  # timers of the same moment have no order
+                loop.call_at(due, writer.write, data)
+            await asyncio.sleep(max(due + 1e-6 - loop.time(), delay_s))
+            writer.close()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if (task := asyncio.current_task()) is not None:
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
+                far_reader, far_writer = await asyncio.open_connection(*split_address(target))
+                with contextlib.closing(far_writer):
+                    await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+        server = await asyncio.start_server(accept, sock=listening)
+        try:
             await asyncio.Event().wait()
-
-
-@contextlib.asynccontextmanager
-async def delayed(target: str, rtt_ms: float, listening: socket.socket | None = None) -> AsyncIterator[str]:
-    """Yield a loopback address that passes connections to HOST:PORT `target`, each byte half of `rtt_ms` later.
-
-    listening: a socket of that address; None for a new one.
-    """
-    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        due = 0.0
-        while data := await reader.read(1 << 16):
-            due = max(due + 1e-6, loop.time() + rtt_ms / 2000)  # timers of the same moment have no order
-            loop.call_at(due, writer.write, data)
-        await asyncio.sleep(max(due + 1e-6 - loop.time(), rtt_ms / 2000))
-        writer.close()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (task := asyncio.current_task()) is not None:
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
-            far_reader, far_writer = await asyncio.open_connection(*split_address(target))
-            with contextlib.closing(far_writer):
-                await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
-
-    listening = listening or socket.create_server(("127.0.0.1", 0))
-    host, port = listening.getsockname()
-    server = await asyncio.start_server(accept, sock=listening)
-    try:
-        yield f"{host}:{port}"
-    finally:
-        server.close()
-        await _ended(tasks)
+        finally:
+            server.close()
+            await _ended(tasks)
 
 
 async def _ended(tasks: set[asyncio.Task[None]]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import grpc
 from shared_cluster import ADMIN, KEYS, NAME, Cluster, bearer, until
 
-from benchmarks.support.network_proxy import DelayProxy
 from edge_agent import AsyncClient, Client
+from edge_agent.bench.delay import DelayedAddresses
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -38,11 +37,7 @@ def test_a_long_way_changes_nothing_but_the_time(cluster: Cluster, client: Clien
 
     async def far() -> list[tuple[int, ...]]:
         where: dict[str, Any] = {"coordinator": cluster.address, "target": NAME, "api_key": KEYS["acme"]}
-        async with contextlib.AsyncExitStack() as stack:
-            reroute = {}
-            for verifier in cluster.asked("verifiers", "list")["verifiers"]:
-                proxy = await stack.enter_async_context(DelayProxy(verifier["address"], 60.0))
-                reroute[verifier["address"]] = proxy.address
+        async with DelayedAddresses(60.0) as reroute:
             found = []
             for draft in ("auto", None):
                 given = {"cache_dir": cluster.folder / "cache", "reroute": reroute, "draft": draft}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tcp_server import serving
 
-from edge_agent.bench.delay import DelayedAddresses, delayed
+from edge_agent.bench.delay import DelayedAddresses
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 async def test_all_bytes_come_in_order_and_then_the_end(echo: str) -> None:
     data = random.Random(3).randbytes(1_000_000)
-    async with delayed(echo, 10.0) as address:
-        reader, writer = await connect(address)
+    async with DelayedAddresses(10.0) as ways:
+        reader, writer = await connect(ways[echo])
         writer.write(data)
         assert await reader.readexactly(len(data)) == data
         writer.write_eof()
