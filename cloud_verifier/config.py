@@ -77,9 +77,9 @@ class VerifierConfig(BaseSettings):
     engine_args: str = ""
     """JSON object of further arguments of vLLM's EngineArgs, as {"quantization": "fp8"}; only with engine vllm."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the logits of one-token
-    and batched steps then agree to about 1e-5. float16 is for GPUs without bfloat16; models trained
-    in bfloat16 may overflow in it."""
+    """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the tokens with drafts are
+    those without. In 16 bits they have the same distribution. float16 is for GPUs without bfloat16; models trained in
+    bfloat16 may overflow in it."""
     device: str = "cpu"
     """Device of the target: cpu, cuda, or one GPU of several, as cuda:1."""
     attention: Literal["auto", "sdpa", "triton"] = "auto"

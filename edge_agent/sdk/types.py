@@ -50,8 +50,8 @@ class Options(TypedDict, total=False):
     stop: texts that end the output and are not part of it.
     stop_token_ids: ids that end the output as the target's own end does; at most 64.
     ignore_eos: continue past the target's own end.
-    speculation: False generates the same tokens without draft tokens, neither this device's nor the verifier's, to
-    measure what these gain.
+    speculation: False generates without draft tokens, neither this device's nor the verifier's, to measure what these
+    gain. The tokens are the same, or in 16 bits of the same distribution.
     min_tokens: neither the target's own end nor a stop id comes before so many tokens.
     acceptance_rule: "coupled" by default: the output is the target's own. "typical" also accepts other draft tokens
     that the target finds likely: more tokens per step, but the output is not the target's own any more, and is marked
@@ -134,7 +134,8 @@ class Completion:
     """"eos" (the target's own end, or a stop id), "length", "stop" (a stop text) or "cancelled"."""
     usage: Usage
     seed: int
-    """Gives the same tokens again with the same target, prompt and parameters."""
+    """Gives the same tokens again with the same target, prompt and parameters, if the target computes in float32. In 16
+    bits rounding may decide otherwise between tokens that are nearly as likely."""
     session_id: str
     """The session's name in the logs of coordinator and verifier."""
     statistics: Statistics
