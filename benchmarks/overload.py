@@ -74,7 +74,7 @@ class Setting:
     seconds: float = 40.0
 
 
-QUICK = Setting(slots=4, crowds=(1.0, 4.0), prompts=8, warm_s=2.0, seconds=10.0)
+QUICK = Setting(slots=4, crowds=(1.0, 4.0), tokens=32, prompts=8, warm_s=2.0, seconds=10.0)
 
 
 @dataclass
