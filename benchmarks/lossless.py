@@ -82,8 +82,8 @@ WAYS = (
     Way("both draft", verifier_drafts=True),
 )
 SAMPLED_PROMPTS = 4
-BEGINNING = 3
-"""Tokens of a sample."""
+BEGINNING, BEGINNING_TEMPERATURE = 3, 0.7
+"""Tokens of a sample. Few beginnings are common at a higher temperature, and rare ones tell nothing."""
 Outputs = dict[tuple[str, str], Completion]
 """By setting and the prompt's id."""
 
@@ -164,7 +164,9 @@ async def sampled(way: Way, cluster: Cluster, prompts: Mapping[str, list[int]], 
     async with client_of(way, cluster) as client:
 
         async def one(prompt: str, seed: int) -> None:
-            completion = await client.generate(prompts[prompt], max_tokens=BEGINNING, temperature=1.0, seed=seed)
+            completion = await client.generate(
+                prompts[prompt], max_tokens=BEGINNING, temperature=BEGINNING_TEMPERATURE, seed=seed
+            )
             found.counts[prompt][completion.token_ids] += 1
             found.accepted += completion.statistics.accepted
 
