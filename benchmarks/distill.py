@@ -71,11 +71,11 @@ class Setting:
 
 
 QUICK = Setting(
-    requests=64,
-    tokens=64,
-    train_minutes=0.4,
-    heldout=3,
-    heldout_tokens=48,
+    requests=48,
+    tokens=48,
+    train_minutes=0.3,
+    heldout=2,
+    heldout_tokens=32,
     devices=2,
     training={"batch_tokens": 512, "micro_tokens": 512, "learning_rate": 1e-3, "warmup_steps": 3, "measure_steps": 20},
     dataset={"heldout_share": 0.25, "validation_share": 0.15},
