@@ -46,7 +46,7 @@ STAGES = ("dataset", "training", "export", "gate")
 FLUSH_S = 1.0
 AT_ONCE = 16
 """Requests of the tenant at a time."""
-SWAP_S = 60.0
+SWAP_S = 300.0
 """Time after which a device that does not draft with the new draft never will. No figure depends on it."""
 REFUSED = 3
 """Exit status of `outrider-distill once` if the offline evaluation refuses the draft."""
