@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_cluster import MODELS
+from small_pair import PAIR
 
 from benchmarks import latency
 from benchmarks.support.harness import ROOT
@@ -41,7 +41,7 @@ def test_a_user_beside_the_verifier_gets_the_same_text_with_a_draft_and_in_fewer
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(latency, "QUICK", latency.Setting(rtts_ms=(0.0,), prompts=2, tokens=24))
-    latency.main(["--quick", "--models", str(MODELS), "--out", str(tmp_path / "latency.json")])
+    latency.main(["--quick", "--models", str(PAIR), "--out", str(tmp_path / "latency.json")])
     result = json.loads((tmp_path / "latency.json").read_text())
     assert result["prompts"]["asked"] == 3
     rows = result["table"]
@@ -52,7 +52,7 @@ def test_a_user_beside_the_verifier_gets_the_same_text_with_a_draft_and_in_fewer
 
 
 def test_the_engine_is_timed_with_its_share_outside_the_model() -> None:
-    result = result_of("benchmarks.engine", "--quick", "--models", str(MODELS))
+    result = result_of("benchmarks.engine", "--quick", "--models", str(PAIR))
     assert all(0.0 < row["outside_ms"] < row["step_ms"] for row in result["table"])
     assert result["outside_ms_per_session_step"] > 0.0
     assert {row["engine"] for row in result["beside"]} == {"Outrider", "Hugging Face"}

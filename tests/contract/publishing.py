@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from shared_cluster import DRAFT, TARGET, Cluster
+from shared_cluster import Cluster
+from small_pair import DRAFT, TARGET
 
 
 class Publisher:

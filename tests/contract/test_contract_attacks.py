@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from publishing import Publisher, copy_of, shown
 from raw_http2 import UnfinishedMessages
-from shared_cluster import ADMIN, DRAFT, JOIN, NARROW, TARGET, Cluster, bearer
+from shared_cluster import ADMIN, JOIN, Cluster, bearer
+from small_pair import DRAFT, NARROW, TARGET
 
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc, session_pb2

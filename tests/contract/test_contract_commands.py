@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 from publishing import Publisher
-from shared_cluster import DRAFT, NAME, TARGET, Cluster, running, until
+from shared_cluster import NAME, Cluster, running, until
+from small_pair import DRAFT, TARGET
 
 from edge_agent import Client
 
@@ -54,7 +55,7 @@ def test_an_operator_sees_the_cluster(cluster: Cluster, words: str, pattern: str
 
 
 def test_an_operator_sees_a_session_and_steers_how_far_it_speculates(cluster: Cluster, client: Client) -> None:
-    asked = {"max_tokens": 1900, "ignore_eos": True, "temperature": 1.0, "seed": 7}
+    asked = {"max_tokens": 4000, "ignore_eos": True, "temperature": 1.2, "seed": 7}
     with client.stream(PROMPT, **asked) as stream:
         assert stream.next()
         session = stream.statistics.session_id
@@ -126,10 +127,10 @@ def test_the_distillation_loop_waits_for_traffic_and_ends_when_told_to(
 
 def test_texts_and_chats_come_from_the_terminal_with_a_draft_and_without(cluster: Cluster, client: Client) -> None:
     where = ("--coordinator", cluster.address, "--target", NAME, "--max-tokens", 24)
-    expected = client.generate(PROMPT, max_tokens=24).text
+    expected = client.generate(PROMPT, max_tokens=24)
     for draft in ("auto", "ngram", "none"):
         code, out, err = cluster.run("outrider-edge", "generate", PROMPT, *where, "--draft", draft, "--stats")
-        assert (code, out) == (0, f"{expected}\n") and "24 tokens" in err
+        assert (code, out) == (0, f"{expected.text}\n") and f"{len(expected.token_ids)} tokens" in err
     said = client.chat([{"role": "user", "content": "Hello"}], max_tokens=24).text
     for name in ("outrider", "outrider-edge"):
         code, out, _ = cluster.run(name, "chat", *where, "--message", "Hello")
@@ -186,7 +187,7 @@ def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluste
             2,
             "/no/such/dataset",
         ),
-        ("outrider", ("up", "--draft", "/no/such/draft.gguf"), 2, "/no/such/draft.gguf"),
+        ("outrider", ("up", "--model", TARGET, "--draft", "/no/such/draft.gguf"), 2, "/no/such/draft.gguf"),
     ],
 )
 def test_a_command_that_cannot_do_its_work_says_why(

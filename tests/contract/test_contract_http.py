@@ -195,8 +195,8 @@ def test_a_schema_that_is_made_to_be_slow_is_answered_in_time_and_others_meanwhi
 
 
 def test_a_client_that_goes_away_in_the_middle_frees_its_slots(cluster: Cluster, openai: Any) -> None:
-    asked = {"model": "", "prompt": CODE, "n": 2, "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-    stream = openai.completions.create(**asked, stream=True)
+    asked = {"model": "", "prompt": CODE, "n": 2, "max_tokens": 4000, "temperature": 1.2}
+    stream = openai.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     until(lambda: len(cluster.sessions()) == 2)
     stream.close()

@@ -15,14 +15,16 @@ import pyarrow.parquet
 import pytest
 from ports import unused_port
 from shared_cluster import TENANTS, Cluster, Program, lives, running, until
+from small_pair import TARGET
 
 from edge_agent import BlockingStream, Client, Killed, TimedOut, Unavailable
 
 PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
-OPTIONS: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.8, "seed": 11}
+OPTIONS: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 1.2, "seed": 11}
 LONG: dict[str, Any] = OPTIONS | {"max_tokens": 600}
 LONGER: dict[str, Any] = OPTIONS | {"max_tokens": 1500}
-"""A text during which a command starts and does its work."""
+ENDLESS: dict[str, Any] = OPTIONS | {"max_tokens": 4000}
+"""For sessions that must live while a command of the operator starts."""
 
 
 def taken(stream: BlockingStream, count: int) -> list[int]:
@@ -133,7 +135,7 @@ def recorded(traffic: Path) -> set[str]:
 
 
 def test_a_stream_that_is_left_frees_its_slot(cluster: Cluster, client: Client) -> None:
-    with client.stream(PROMPT, **LONGER) as stream:
+    with client.stream(PROMPT, **ENDLESS) as stream:
         taken(stream, 5)
         assert stream.statistics.session_id in [one["id"] for one in cluster.sessions()]
     assert stream.completion.finish_reason == "cancelled"
@@ -141,7 +143,7 @@ def test_a_stream_that_is_left_frees_its_slot(cluster: Cluster, client: Client) 
 
 
 def test_an_operator_ends_a_session_for_good(cluster: Cluster, client: Client) -> None:
-    stream = client.stream(PROMPT, **LONGER)
+    stream = client.stream(PROMPT, **ENDLESS)
     taken(stream, 5)
     cluster.outrider("sessions", "kill", stream.statistics.session_id)
     with pytest.raises(Killed, match="operator"):
@@ -172,9 +174,8 @@ def test_without_a_verifier_the_draft_writes_alone_where_it_may_and_what_it_writ
 
 
 def test_a_cluster_whose_command_is_killed_leaves_no_child(cluster: Cluster, tmp_path: Path) -> None:
-    with running(
-        tmp_path, "loading target", "outrider", "up", "--listen", "127.0.0.1:0", "--state-dir", tmp_path
-    ) as up:
+    given = ("--model", TARGET, "--listen", "127.0.0.1:0", "--state-dir", tmp_path)
+    with running(tmp_path, "loading target", "outrider", "up", *given) as up:
         tree = up.tree
         assert len(tree) >= 4  # the command, coordinator, Redis and a verifier
         up.process.kill()
@@ -183,14 +184,14 @@ def test_a_cluster_whose_command_is_killed_leaves_no_child(cluster: Cluster, tmp
 
 def test_a_request_that_runs_out_of_time_frees_its_slot(cluster: Cluster, client: Client) -> None:
     with pytest.raises(TimedOut):
-        client.generate(PROMPT, **LONGER, timeout=0.3)
+        client.generate(PROMPT, **ENDLESS, timeout=0.3)
     until(cluster.at_rest)
 
 
 def test_requests_of_several_threads_end_with_their_client(cluster: Cluster) -> None:
     with cluster.client() as leaving:
         leaving.prepare()
-        streams = [leaving.stream(PROMPT, **LONGER) for _ in range(3)]
+        streams = [leaving.stream(PROMPT, **ENDLESS) for _ in range(3)]
         threads = [threading.Thread(target=taken, args=(stream, 10)) for stream in streams]
         for thread in threads:
             thread.start()

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from independent_reference import Reference, Sampling, uniform
-from shared_cluster import DRAFT, KEYS, NAME, NARROW, Cluster, Program, until
+from shared_cluster import KEYS, NAME, Cluster, Program, until
+from small_pair import DRAFT, NARROW
 
 import edge_agent
 from edge_agent import AsyncClient, BadRequest, Client

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_pair import TOKENIZER
 
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.constraint import Constraint, Grammars, GrammarState, constraint_of, grammars_of
 from outrider.core.errors import BadRequest
 from outrider.core.sampling import SamplingParams
 
-TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 VOCABULARY, EOS = 8192, 0
 SCHEMA = {
     "type": "object",

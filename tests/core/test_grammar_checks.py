@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pair import TOKENIZER
 
 from outrider.core import constraint
 from outrider.core.constraint import Grammars, grammars_of
@@ -51,7 +51,7 @@ ASKING_TOO_MUCH = [
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return grammars_of(Path(__file__).parents[2] / "models" / "target" / "tokenizer.json", 8192, (0,))
+    return grammars_of(TOKENIZER, 8192, (0,))
 
 
 @pytest.mark.parametrize("grammar", ASKING_TOO_MUCH, ids=range(len(ASKING_TOO_MUCH)))

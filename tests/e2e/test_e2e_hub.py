@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from hub_server import Repository, hub_server
-from shared_cluster import DRAFT, NARROW, QUICK, TARGET, Cluster, running
+from shared_cluster import QUICK, Cluster, running
+from small_pair import DRAFT, NARROW, TARGET
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
-OPTIONS: dict[str, Any] = {"max_tokens": 1200, "ignore_eos": True}
+OPTIONS: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "temperature": 1.0}
 
 
 def test_a_session_is_steered_by_what_was_measured_and_says_why(cluster: Cluster, client: Client) -> None:

@@ -11,7 +11,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from shared_cluster import DRAFT, QUICK, TARGET, running, until
+from shared_cluster import QUICK, running, until
+from small_pair import DRAFT, TARGET
 
 pytest.importorskip("opentelemetry.sdk")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 from certificate import self_signed
-from shared_cluster import DRAFT, QUICK, TARGET, Cluster, running
+from shared_cluster import QUICK, Cluster, running
+from small_pair import DRAFT, TARGET
 
 pytestmark = pytest.mark.e2e
 

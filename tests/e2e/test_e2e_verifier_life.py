@@ -10,12 +10,13 @@ import grpc
 import psutil
 import pytest
 from ports import unused_port
-from shared_cluster import QUICK, TARGET, Cluster, running, until
+from shared_cluster import QUICK, Cluster, running, until
+from small_pair import TARGET
 
 from edge_agent import Client, OutriderError
 
 PROMPT = "class Stack:\n    def __init__(self):\n"
-OPTIONS: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.8, "seed": 4}
+OPTIONS: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 1.2, "seed": 4}
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
@@ -38,7 +39,7 @@ def test_health_follows_loading_serving_and_draining_and_a_second_sigterm_ends_i
             channel.unary_unary("/outrider.wire.v1.Verifier/Describe")(b"", timeout=60)
         verifier.await_output("listening on")
         assert health(address) == SERVING
-        stream = client.stream(PROMPT, max_tokens=1900, ignore_eos=True)
+        stream = client.stream(PROMPT, max_tokens=4000, ignore_eos=True, temperature=1.2)
         assert stream.next()
         verifier.process.send_signal(signal.SIGTERM)
         until(lambda: health(address) == NOT_SERVING)

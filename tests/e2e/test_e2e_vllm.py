@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shared_cluster import TARGET, Cluster, Program
+from shared_cluster import Cluster, Program
+from small_pair import TARGET
 
 if TYPE_CHECKING:
     from independent_reference import Reference

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pair import TOKENIZER
 
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.parsing.formats import AnswerFormat, AnswerParser
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest
 from outrider.core.constraint import Grammars, grammars_of
 
-TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 VOCABULARY, EOS = 8192, 0
 MARKERS = (
     *(

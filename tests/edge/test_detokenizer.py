@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pair import TOKENIZER
 
 from edge_agent.target.detokenizer import StopScanner, TextAssembler
 from edge_agent.target.tokenizer import TargetTokenizer
@@ -57,7 +57,6 @@ def test_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
 # --- the tokenizer's file
 
 
-TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 TEXT = "def add(a, b):\n    return a + b\n"
 
 

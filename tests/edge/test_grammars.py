@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pair import TOKENIZER
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import NgramSource
@@ -17,7 +17,6 @@ from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import BadRequest
 from outrider.core.proposals import CERTAIN, Proposal
 
-TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 VOCABULARY, EOS = 8192, 0
 PERSON: dict[str, Any] = {
     "type": "object",

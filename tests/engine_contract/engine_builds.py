@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
+
+from small_pair import TARGET
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import TargetExecutor
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 from outrider.core.constraint import Grammars, grammars_of
 
-TARGET = Path(__file__).parents[2] / "models" / "target"
-CONFIG = EngineConfig(kv_slots=4_096, token_budget=128, max_sessions=16)
+CONFIG = EngineConfig(kv_slots=8_192, token_budget=128, max_sessions=16)
 NODES = 8
 """The most nodes of a session in a step, by vLLM's settings; the other engines take as many as are granted."""
 

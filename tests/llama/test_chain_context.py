@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
+from small_pair import DRAFT
 
 from outrider.core.errors import BadRequest
 from outrider.llama import ChainContext, LlamaModel, TreeContext
 
-MODELS = Path(__file__).parents[2] / "models"
 TOLERANCE = 0.02
 """Tolerance for the f16 cache of ChainContext; different tokens differ by far more."""
 
@@ -68,10 +67,9 @@ def test_what_would_abort_the_process_is_refused_before_anything_changes(
     assert [chains.held(s) for s in range(6)] == [0] * 6
 
 
-@pytest.mark.parametrize("name", ["draft.gguf", "draft-narrow.gguf"])
-def test_quantised_weights_decode_many_tokens_at_once(name: str) -> None:
+def test_quantised_weights_decode_many_tokens_at_once() -> None:
     """On a CPU with AMX this ends the process, unless llama.cpp's tile kernels are left alone."""
-    with LlamaModel.load(MODELS / name) as model, ChainContext(model, length=64, count=4) as chains:
+    with LlamaModel.load(DRAFT) as model, ChainContext(model, length=64, count=4) as chains:
         wide = chains.feed([(0, [1, 2, 3, 4, 5]), (1, [1, 2, 3])])
         one_by_one = [chains.feed([(2, [token])]) for token in (1, 2, 3)]
     np.testing.assert_allclose(wide[1], one_by_one[-1][0], atol=0.05)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from small_pair import DRAFT, TARGET
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -37,7 +38,7 @@ def silent() -> Iterator[str]:
 
 def arguments(name: str, silent: str, folder: Path) -> Sequence[str]:
     """Return a command line with which a program does not end by itself in its first moments."""
-    target, draft = str(ROOT / "models" / "target"), str(ROOT / "models" / "draft.gguf")
+    target, draft = str(TARGET), str(DRAFT)
     return {
         "outrider": ["status", "--coordinator", silent],
         "outrider-coordinator": ["--listen", "127.0.0.1:0", "--state-dir", str(folder)],

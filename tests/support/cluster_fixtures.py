@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from demanded import demand
-from shared_cluster import DRAFT, HEADS, NAME, TARGET, Cluster, Program, running, started, until
+from shared_cluster import NAME, Cluster, Program, running, started, until
+from small_pair import DRAFT, HEADS, TARGET
 
 from edge_agent import Client
 

@@ -49,17 +49,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from small_pair import DRAFT, TARGET
 
 from edge_agent import Client
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "models"
-TARGET, DRAFT, NARROW = MODELS / "target", MODELS / "draft.gguf", MODELS / "draft-narrow.gguf"
-HEADS = MODELS / "heads.safetensors"
 NAME = "pair"
 """The target's name in the cluster."""
-QUICK = ("--token-budget", "64")
-"""Flags with which a verifier starts sooner: it measures steps of fewer rows."""
+QUICK = ("--token-budget", "64", "--draft-wait-ms", "200")
+"""Flags with which a verifier starts sooner, since it measures steps of fewer rows, and waits for drafts also on a busy
+machine, until the coordinator decides: a step of the small target takes hardly longer than a message."""
 KEYS = {"acme": "acme-key-0123456789", "open": "open-key-0123456789"}
 """The API keys of the two tenants that are there from the beginning; `open` lets its sessions be recorded."""
 ADMIN, JOIN = "admin-token-0123456789", "join-token-0123456789"

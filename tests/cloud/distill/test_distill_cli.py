@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from small_pair import TARGET
 from tiny_drafts import passage, tiny_base, tiny_tokenizer
 
 from cloud_verifier.distill import cli
@@ -14,8 +15,6 @@ from cloud_verifier.distill.factory import _locked, target_hashes
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.core.errors import Overloaded
 from outrider.wire.ticket import Signer
-
-TARGET = Path(__file__).resolve().parents[3] / "models" / "target"
 
 
 @pytest.fixture

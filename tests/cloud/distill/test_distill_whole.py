@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader
 from loop_fakes import SIGNER, FakeReleases
+from small_pair import DRAFT, NARROW, TARGET
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
@@ -24,7 +25,6 @@ from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.artifacts.store import ArtifactStore
 from outrider.llama import LlamaModel
 
-MODELS = Path(__file__).resolve().parents[3] / "models"
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Ida")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "shells", "stamps", "toys")
 SESSIONS = 240
@@ -42,7 +42,7 @@ def record(folder: Path, weights_hash: str) -> int:
     """Record sessions of sums, each token all but certain; return the number of tokens."""
     rng, chance, tokens = random.Random(5), np.random.default_rng(5), 0
     writer = SegmentWriter(str(folder))
-    with LlamaModel.load(MODELS / "draft.gguf") as model:
+    with LlamaModel.load(DRAFT) as model:
         for session in range(SESSIONS):
             ids = np.array(model.tokenize(sum_of(rng)), np.int32)
             top = chance.integers(0, model.vocab_size, (len(ids), 8)).astype(np.int32)
@@ -64,12 +64,12 @@ def record(folder: Path, weights_hash: str) -> int:
 
 
 async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: Path) -> None:
-    hashes = target_hashes(MODELS / "target")
+    hashes = target_hashes(TARGET)
     tokens = record(tmp_path / "traffic", hashes.weights_hash)
     config = DistillConfig(
         traffic=str(tmp_path / "traffic"),
-        target=MODELS / "target",
-        draft=MODELS / "draft-narrow.gguf",
+        target=TARGET,
+        draft=NARROW,
         artifacts=tmp_path / "artifacts",
         state_dir=tmp_path / "state",
         fresh_tokens=tokens,

@@ -1,13 +1,13 @@
-"""Test the heads in models/ on their target: more than a token a step, and the same tokens."""
+"""Test trained heads on their target: more than a token a step, and the same tokens."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 from rig import Rig, client, nothing
+from small_pair import HEADS, TARGET, TOKENIZER
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.server_draft.head_models import load_heads
@@ -17,7 +17,6 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.sampling import SamplingParams
 
-MODELS = Path(__file__).parents[3] / "models"
 PROMPTS = (
     "Question: Ben has 3 boxes of 12 pencils. He gives away 10 pencils. How many pencils has he left?\nAnswer:",
     "def read_lines(path):\n",
@@ -25,12 +24,12 @@ PROMPTS = (
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_shipped_heads_give_more_tokens_a_step_and_the_same_ones(temperature: float) -> None:
-    model = TargetModel.load(MODELS / "target")
+def test_trained_heads_give_more_tokens_a_step_and_the_same_ones(temperature: float) -> None:
+    model = TargetModel.load(TARGET)
     model.keep_states()
     check_numerics(model)
-    heads = load_heads(MODELS / "heads.safetensors", f"sha256:{model.weights_hash}")
-    tokenizer: Any = tokenizers.Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
+    heads = load_heads(HEADS, f"sha256:{model.weights_hash}")
+    tokenizer: Any = tokenizers.Tokenizer.from_file(str(TOKENIZER))
     received, steps = [], []
     for sources in ([], [HeadsSource(heads, model, vocabulary=model.vocab_size)]):
         rig = Rig(model, EngineConfig(kv_slots=2048), overlay=Overlay(sources, clock=lambda: 0.0))
