@@ -7,7 +7,7 @@ import sys
 
 from edge_agent import Client, OutriderError, Timeout
 
-PROMPT = "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:"
+PROMPT = "Question: What is gravity?\nAnswer:"
 
 
 def main() -> None:

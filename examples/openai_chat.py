@@ -14,7 +14,7 @@ def main() -> None:
         model = client.models.list().data[0].id
         stream = client.chat.completions.create(
             model=model,
-            messages=[{"role": "user", "content": "A farm has 12 cows and 30 hens. How many legs do they have?"}],
+            messages=[{"role": "user", "content": "What is gravity?"}],
             max_tokens=64,
             temperature=0,
             stream=True,

@@ -7,7 +7,7 @@ import asyncio
 
 from edge_agent import AsyncClient
 
-PROMPT = "Question: A farm has 12 cows and 30 hens. How many legs do they have?\nAnswer:"
+PROMPT = "Question: What is gravity?\nAnswer:"
 
 
 async def main() -> None:

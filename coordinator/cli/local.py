@@ -109,10 +109,6 @@ def _draft() -> Path:
 def _pair(options: argparse.Namespace, *, elsewhere: bool = False) -> list[str]:
     """Return the verifier's flags for target and draft. elsewhere: its own settings name the target."""
     if options.model is None and not elsewhere:
-        old = Path(__file__).resolve().parents[2] / "models"  # until models/ has DRAFT: this and the next three lines
-        if not options.draft and not (old / DRAFT).is_file() and (old / "target").is_dir():
-            return ["--model", str(old / "target"), "--draft", str(old / "draft.gguf")]
-
         draft = options.draft or _draft()
         return ["--model", _smollm2(), "--draft", str(draft)]
     return _given(options, "model", "draft")
@@ -250,7 +246,7 @@ async def _start_coordinator(cluster: Cluster, *arguments: str) -> None:
 async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> list[Child]:
     """Start verifiers side by side. If one fails, or this is cancelled, the others are stopped."""
     what = "a verifier: it imports" if count == 1 else f"{count} verifiers side by side: each imports"
-    usual = "10 to 30 s for the demo target, minutes for a large one"
+    usual = "10 to 30 s for a small target, minutes for a large one"
     _say(f"starting {what} torch, reads the target, checks it and measures its steps ({usual})")
     started = time.monotonic()
 

@@ -52,6 +52,25 @@ def test_a_missing_extra_is_named_before_anything_starts(command, module, extra,
     assert ended.value.code == 2 and line.startswith(f"outrider: {module} is missing: pip install") and extra in line
 
 
+def test_nothing_is_downloaded_if_there_is_no_draft_for_it(monkeypatch, capsys):
+    monkeypatch.setattr(local, "DRAFT", "absent.gguf")
+    monkeypatch.setattr(local.subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["up"])
+    assert ended.value.code == 2 and "models/absent.gguf: no such file" in capsys.readouterr().err
+
+
+def test_without_a_model_smollm2_is_made_and_its_folder_served(monkeypatch, tmp_path):
+    made = types.SimpleNamespace(returncode=0, stdout=f"{tmp_path}\n")
+    monkeypatch.setattr(local.subprocess, "run", lambda *_, **__: made)
+    pair = local._pair(parse(["up", "--draft", "d.gguf"]))
+    assert pair == ["--model", str(tmp_path), "--draft", "d.gguf"]
+    made.returncode = 4
+    with pytest.raises(SystemExit) as ended:
+        local._pair(parse(["demo", "--draft", "d.gguf"]))
+    assert ended.value.code == 4
+
+
 def test_up_reads_the_file_that_its_processes_read(tmp_path, monkeypatch, capsys):
     file = tmp_path / "o.toml"
     file.write_text(f"[verifier]\nmodel = '{tmp_path}/absent'")
