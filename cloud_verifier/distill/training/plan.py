@@ -41,7 +41,6 @@ class TrainingPlan(BaseModel):
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Minutes of training, summed over resumes. A plan has either this or `steps`."""
-    # docs/distillation.md, "Figures", has what the next fields did to the demo pair.
     learning_rate: float = Field(default=3e-3, gt=0)
     """Peak learning rate. The default suits a draft of some million weights; one of hundreds of millions needs less."""
     adam_epsilon: float = Field(default=1e-5, gt=0)
