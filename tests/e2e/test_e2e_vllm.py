@@ -58,11 +58,11 @@ def test_a_session_goes_on_at_the_other_engine_with_the_same_tokens(cluster: Clu
     ):
         expected = client.generate(CODE, **options).token_ids
         leaving, other = (vllm, torch) if first == "vllm" else (torch, vllm)
-        with cluster.cordoned("verifier-1", "verifier-2", "torch" if first == "vllm" else "vllm"):
-            stream = client.stream(CODE, **options)
-            assert stream.next() and stream.statistics.address == leaving.ready
         with cluster.cordoned("verifier-1", "verifier-2"):
-            leaving.signal(signal.SIGKILL)
+            with cluster.cordoned("torch" if first == "vllm" else "vllm"):
+                stream = client.stream(CODE, **options)
+                assert stream.next() and stream.statistics.address == leaving.ready
+                leaving.signal(signal.SIGKILL)  # at once, since a command takes longer than the text
             assert stream.drain().token_ids == expected
         assert stream.statistics.address == other.ready
 
