@@ -10,7 +10,7 @@
     outrider-distill export --model RUN/settled/model --tokenizer DIR --out models/smollm2-draft.gguf \
         --quantization Q4_K_M --embeddings Q4_0
 
-The rows of most layers do not fit the blocks of Q4_K, so that llama.cpp stores them as Q5_0, which loses nearly nothing.
+Most rows do not fit the blocks of Q4_K, so that llama.cpp stores them as Q5_0, which loses nearly nothing.
 
 Every step can be stopped and repeated: questions add to the traffic, and a training goes on from its checkpoint.
 """
