@@ -225,7 +225,7 @@ class VerifierConfig(BaseSettings):
     @property
     def directive(self) -> Directive:
         if self.nodes_per_step == 0:
-            return Directive(0, 0, 0, self.min_acceptance, 0)  # plain streaming
+            return Directive(0, 0, 0, self.min_acceptance, 0)  # no speculation
         return Directive(
             self.window_nodes, self.window_depth, self.nodes_per_step, self.min_acceptance, self.draft_wait_ms
         )

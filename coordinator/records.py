@@ -35,7 +35,7 @@ class Window:
     """The extent to which a session speculates. A level is the proposal for one position, with its siblings."""
 
     k: int = 0
-    """Speculation length: levels that one step verifies, at most; 0 is plain streaming."""
+    """Speculation length: levels that one step verifies, at most; 0 is no speculation."""
     depth: int = 0
     """Window depth: levels that the device drafts ahead of the last token that it knows, at most."""
     draft_wait_ms: float | None = None
@@ -63,7 +63,7 @@ class WindowDecision:
     min_acceptance: float
     """Commits that a node must bring to pay for its time, 0 to 1."""
     speedup: float
-    """Predicted, over plain streaming."""
+    """Predicted, over no speculation."""
     tokens_per_step: float
     """Predicted."""
     reason: str

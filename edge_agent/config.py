@@ -34,8 +34,8 @@ class EdgeSettings(BaseSettings):
     target: str = ""
     """Name of the target; empty if the cluster serves only one."""
     draft: Annotated[str, Repeated("--draft")] = "auto"
-    """auto takes the draft that the verifier offers, ngram proposes tokens from the text alone, none is plain
-    streaming; anything else is the path of a GGUF file, or for `outrider-edge` its id on the Hugging Face hub, as
+    """auto takes the draft that the verifier offers, ngram proposes tokens from the text alone, none drafts
+    nothing; anything else is the path of a GGUF file, or for `outrider-edge` its id on the Hugging Face hub, as
     org/name@revision:file.gguf. Several files, separated by commas with the best one first, propose tokens together."""
     api_key: SecretStr | None = None
     """The tenant's API key, for a coordinator that asks for one."""

@@ -35,7 +35,7 @@ STATES = ("serving", "cordoned", "draining")
 TARGET_DIGITS = 12
 """Digits of a target's hash in its label."""
 SPEEDUPS = (0.8, 0.9, 0.98, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
-"""Histogram bounds of a speed-up over plain streaming."""
+"""Histogram bounds of a speed-up over no speculation."""
 REFRESH_S = 1.0
 """Shortest time between two reads of the store, however many scrapes come."""
 
@@ -60,7 +60,7 @@ class CoordinatorCounters:
     window_k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     """Speculation lengths that were decided, one for each second and session."""
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
-    """Predicted of these windows, over plain streaming."""
+    """Predicted of these windows, over no speculation."""
 
     def refuse(self, call: str, error: Exception) -> None:
         """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""

@@ -234,7 +234,7 @@ def _add_window(verbs: Any) -> None:
         which.add_argument("--all", action="store_true", help="every session without bounds of its own")
     levels: dict[str, Any] = {"type": _number(int, 0, MAX_LEVELS), "metavar": "N", "required": True}
     for verb in ("set", "pin"):
-        text = "levels of the token tree that one step verifies; 0 is plain streaming"
+        text = "levels of the token tree that one step verifies; 0 is no speculation"
         verbs.choices[verb].add_argument("--k", **levels, help=text)
         verbs.choices[verb].add_argument("--depth", **levels, help="levels that the device drafts ahead; at least k")
     text = "time that a step waits for draft tokens"

@@ -84,7 +84,7 @@ class SpeculationPlan:
 
     @property
     def speculates(self) -> bool:
-        """Return whether nodes are drafted at all; otherwise the session is plain streaming."""
+        """Return whether nodes are drafted at all; otherwise the session does not speculate."""
         return self.nodes > 0 and self.depth > 0 and self.min_acceptance < 1.0
 
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class DraftManager:
     """Gives a client's sessions their draft, and replaces it.
 
-    pool: the first draft; None for plain streaming. fallback: n-grams alone, for sessions that get no worker of a
+    pool: the first draft; None without speculation. fallback: n-grams alone, for sessions that get no worker of a
     draft with a model, or whose draft fails; None for nothing.
     """
 

@@ -66,8 +66,8 @@ class AsyncClient:
     coordinator, verifier: "host:port" of a cluster, or of one verifier instead.
     target: the target's name, where the cluster serves several.
     draft: "auto" fetches the one that the target's verifiers offer or, where `settings` name publishers to trust, the
-    latest that these have signed, with n-grams until there is one; "ngram" proposes tokens from the text alone; None is
-    plain streaming; anything else is the path of a GGUF file, or several paths, the best draft first, of drafts that
+    latest that these have signed, with n-grams until there is one; "ngram" proposes tokens from the text alone; None
+    drafts nothing; anything else is the path of a GGUF file, or several paths, the best draft first, of drafts that
     propose tokens together.
     api_key: the tenant's key, for a coordinator that asks for one.
     tls: speak TLS, trusting these authorities, with a certificate where the cluster asks for one; None is plain text.

@@ -113,7 +113,7 @@ class Statistics:
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the target's tokens per commit; 1 in plain streaming."""
+        """Return the target's tokens per commit; 1 without speculation."""
         return (self.tokens - self.unverified) / self.steps if self.steps else 0.0
 
     @property

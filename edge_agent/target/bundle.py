@@ -46,7 +46,7 @@ FirstDraft = Callable[[Target, LoadPool], Awaitable[DraftPool | None]]
 
 @dataclass(frozen=True)
 class TargetBundle:
-    """Everything that a client loads once for its target. `drafts` is None for plain streaming."""
+    """Everything that a client loads once for its target. `drafts` is None without speculation."""
 
     description: pb.DescribeResponse
     tokenizer: TargetTokenizer
