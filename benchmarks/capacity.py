@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
-from edge_agent.bench.measure import ASKS_IN_A_ROW, Cell, Plan
+from edge_agent.bench.measure import ASKS_IN_A_ROW, Configuration, Plan
 from edge_agent.bench.measure import measure as play
 from edge_agent.bench.report import rows
 from edge_agent.bench.users import SAMPLED, Ask
@@ -86,20 +86,20 @@ async def measured(
                     draft,
                     pinned=True,
                 )
-                cells: list[Cell] = []
-                await play(plan, cells, say)
-                table.append(row(who, cells[0]))
+                found: list[Configuration] = []
+                await play(plan, found, say)
+                table.append(row(who, found[0]))
                 say(table[-1])
     return table
 
 
-def row(who: str, cell: Cell) -> dict[str, Any]:
+def row(who: str, configuration: Configuration) -> dict[str, Any]:
     """Return the row of one number of users."""
-    plain, fast = rows([cell])
+    plain, fast = rows([configuration])
     ratio = fast["tokens_per_s"] / plain["tokens_per_s"] if plain["tokens_per_s"] and fast["tokens_per_s"] else None
     same = ("first_token_ms", "token_ms", "speed_up", "acceptance_length", "differing", "degenerate", "devices_busy")
     return {
-        "users": cell.users,
+        "users": configuration.users,
         "drafts": who,
         NOBODY: plain["tokens_per_s"],
         "tokens_per_s": fast["tokens_per_s"],

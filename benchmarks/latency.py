@@ -31,7 +31,7 @@ from benchmarks.support import harness
 from benchmarks.support.harness import Pair, say
 from benchmarks.support.throttled_verifier import environment
 from coordinator.cluster import Cluster
-from edge_agent.bench.measure import Cell, Plan
+from edge_agent.bench.measure import Configuration, Plan
 from edge_agent.bench.measure import measure as play
 from edge_agent.bench.report import rows
 from edge_agent.bench.users import GREEDY, SAMPLED, Ask, Played, Text
@@ -93,16 +93,16 @@ async def http_text(web: httpx.AsyncClient, number: int, prompt: Ask, options: d
     return Text(0, number, tuple(tokens), begun, tuple(delivered), steps, evaluated, accepted)
 
 
-async def http_cell(cluster: Cluster, asks: Sequence[Ask], options: dict[str, Any]) -> Cell:
+async def over_http(cluster: Cluster, asks: Sequence[Ask], options: dict[str, Any]) -> Configuration:
     """Return what was played through the HTTP server beside the verifier; the first prompt warms up."""
-    cell = Cell(0.0, 1)
+    configuration = Configuration(0.0, 1)
     async with http_server(cluster) as url, httpx.AsyncClient(base_url=url, timeout=None) as web:
         await http_text(web, 0, asks[0], options)
         for number, ask in enumerate(asks[1:]):
-            for speculation, played in ((False, cell.undrafted), (True, cell.drafted)):
+            for speculation, played in ((False, configuration.undrafted), (True, configuration.drafted)):
                 text = await http_text(web, number, ask, options | {"speculation": speculation})
                 played.append(Played((text,), 0.0))
-    return cell
+    return configuration
 
 
 async def measure(options: argparse.Namespace) -> None:
@@ -119,21 +119,21 @@ async def measure(options: argparse.Namespace) -> None:
 
             async def played(
                 asks: Sequence[Ask], rtts_ms: Sequence[float], requests: dict[str, Any] = requests
-            ) -> list[Cell]:
+            ) -> list[Configuration]:
                 device = {"coordinator": cluster.address}
                 plan = Plan(device, asks[1:], asks[0], (1,), rtts_ms, requests, [core], pinned=True)
-                cells: list[Cell] = []
-                await play(plan, cells, say)
-                return cells
+                found: list[Configuration] = []
+                await play(plan, found, say)
+                return found
 
             table += [{"sampling": name} | row for row in rows(await played(asks, setting.rtts_ms))]
             if options.http:
-                cell = await http_cell(cluster, asks, requests)
-                table += [{"sampling": name, "over": "HTTP"} | row for row in rows([cell])]
+                configuration = await over_http(cluster, asks, requests)
+                table += [{"sampling": name, "over": "HTTP"} | row for row in rows([configuration])]
             for context in options.context or ():
                 text = harness.running_text(options, pair, context)
-                cells = await played([[*text, *ask] for ask in asks[:5]], [0.0])
-                table += [{"sampling": name, "context": context} | row for row in rows(cells)]
+                found = await played([[*text, *ask] for ask in asks[:5]], [0.0])
+                table += [{"sampling": name, "context": context} | row for row in rows(found)]
     throttled = f", throttled to {options.step_ms:g} ms a step" if options.step_ms else ""
     size = f"One user, {setting.prompts} prompts, at most {setting.tokens} tokens each, target on one core"
     harness.finish(options, f"{size}{throttled}.", table)

@@ -131,8 +131,7 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
         text=True,
         errors="replace",
     ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
+        for line in process.stderr or ():
             if not line.startswith((" ", "Traceback")):
                 print(line, end="", file=sys.stderr, flush=True)
             full = full or any(reason in line for reason in _NO_ROOM)

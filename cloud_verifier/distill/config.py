@@ -33,6 +33,7 @@ class GateRule:
     """Number of bootstrap samples behind each bound."""
 
 
+Quantization = Literal["F32", "F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0"]
 Embeddings = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "F16"]
 
 
@@ -111,7 +112,7 @@ class DistillConfig(BaseSettings):
     """Further fields of the dataset's plan (`DatasetPlan`), as JSON."""
     training_options: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the training plan (`TrainingPlan`), as JSON: rates, batches, steps instead of minutes."""
-    quantization: Literal["Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "F16"] = "Q8_0"
+    quantization: Quantization = "Q8_0"
     """Storage type of the published draft's weights."""
     embeddings: Embeddings | None = None
     """Storage type of its embeddings and output layer; if none is given, the wide one that llama.cpp chooses."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from cloud_verifier.distill.config import Embeddings, GateRule
+from cloud_verifier.distill.config import Embeddings, GateRule, Quantization
 from cloud_verifier.distill.data.plan import CARD, DatasetCard
 from outrider.artifacts import atomic_files
 
@@ -42,7 +42,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     folder for new ones."""
     incumbent: Path
     """File that the result must beat; the target's folder if no heads are served yet."""
-    quantization: str
+    quantization: Quantization
     embeddings: Embeddings | None = None
     fresh: tuple[str, ...]
     """Traffic classes to train for."""

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
@@ -122,7 +121,7 @@ def build_dataset(run: Path) -> None:
 
 def export_draft(run: Path) -> None:
     """Export the trained model as a quantized file, or heads as they are. Raises PermanentFailure and ModelRefused."""
-    from cloud_verifier.distill.gguf.export import Quantization, export
+    from cloud_verifier.distill.gguf.export import export
 
     job = Job.read(run)
     if job.student == "heads":
@@ -133,10 +132,9 @@ def export_draft(run: Path) -> None:
             shutil.copyfile(run / MODEL / HEADS, partial)
         log.info("exported %s", describe_heads(run / MODEL / HEADS))
         return
-    kind = cast(Quantization, job.quantization)
     log.info(
         "exported %s",
-        export(run / MODEL, job.target, run / DRAFT, kind, embeddings=job.embeddings, threads=job.threads),
+        export(run / MODEL, job.target, run / DRAFT, job.quantization, embeddings=job.embeddings, threads=job.threads),
     )
 
 

@@ -23,7 +23,7 @@ from outrider.core.errors import BadRequest
 from outrider.core.text import counted
 
 if TYPE_CHECKING:  # importing them takes long, and help does without
-    from edge_agent.bench.measure import Cell, Plan
+    from edge_agent.bench.measure import Configuration, Plan
     from edge_agent.prompts import Prompt
     from edge_agent.sdk.client import AsyncClient
     from edge_agent.target.bundle import TargetBundle
@@ -32,7 +32,7 @@ COUNT, TOKENS = 16, 128
 MAX_USERS, MAX_RTT_MS, MAX_VALUES = 256, 10_000.0, 16
 STDOUT = "-"
 _IDENTITY = ("name", "dtype", "backend", "hardware")
-"""What is told of the target."""
+"""What is reported of the target."""
 PROMPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "prompts.jsonl"
 """Our prompts, in a clone of the repository; an installed package has none."""
 
@@ -122,16 +122,16 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
         )
         say(f"reading {counted(len(prompts), 'prompt')}")
         new_ms = [await _first_read_ms(client, prompt) for prompt in prompts]
-    cells: list[Cell] = []
+    measured: list[Configuration] = []
     whole = False
     try:
-        await measure(plan, cells, say)
+        await measure(plan, measured, say)
         whole = True
     finally:
-        if not cells:
+        if not measured:
             say("nothing was measured yet")
         else:
-            document = _document(plan, bundle, prompts, cells) | {
+            document = _document(plan, bundle, prompts, measured) | {
                 "whole": whole,
                 "cluster": settings.coordinator or settings.verifier,
                 "new_prompt_first_token_ms": round(statistics.median(new_ms), 1),
@@ -139,12 +139,14 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
             _publish(document, args.json)
 
 
-def _document(plan: Plan, bundle: TargetBundle, prompts: Sequence[Prompt], cells: Sequence[Cell]) -> dict[str, Any]:
+def _document(
+    plan: Plan, bundle: TargetBundle, prompts: Sequence[Prompt], measured: Sequence[Configuration]
+) -> dict[str, Any]:
     """Return what was measured, as JSON has it."""
     from edge_agent.bench.report import by_category, rows, texts
 
     categories = [prompt.category for prompt in prompts]
-    names = {text.draft: None for cell in cells for text in texts(cell.drafted) if text.draft}
+    names = {text.draft: None for one in measured for text in texts(one.drafted) if text.draft}
     ngrams = plan.device["ngram"] and names.keys() - {"ngram"}
     return {
         "outrider": __version__,
@@ -155,8 +157,8 @@ def _document(plan: Plan, bundle: TargetBundle, prompts: Sequence[Prompt], cells
         "prompts": dict(Counter(categories)),
         "max_tokens": plan.options["max_tokens"],
         "temperature": plan.options["temperature"],
-        "rows": rows(cells),
-        "categories": by_category(cells, categories),
+        "rows": rows(measured),
+        "categories": by_category(measured, categories),
     }
 
 

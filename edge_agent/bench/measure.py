@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass
-class Cell:
+class Configuration:
     """Hold what was played with so many users at one distance; both lists belong together, item by item."""
 
     rtt_ms: float
@@ -64,15 +64,15 @@ class Cell:
         return f"{self.rtt_ms:g} ms, {counted(self.users, 'user')}"
 
 
-async def measure(plan: Plan, cells: list[Cell], tell: Callable[[str], None]) -> None:
-    """Add the cells of a plan to `cells`, so that they are there if this is interrupted.
+async def measure(plan: Plan, found: list[Configuration], tell: Callable[[str], None]) -> None:
+    """Add the configurations of a plan to `found`, so that they are there if this is interrupted.
 
     tell: is called with how far it is. Raises Unavailable if a device fails.
     """
     progress = Progress(plan, tell)
     for rtt_ms in plan.rtts_ms:
         for count in plan.users:
-            cell = Cell(rtt_ms, count)
+            configuration = Configuration(rtt_ms, count)
             async with devices(count, plan.cores, pinned=plan.pinned) as running:
                 for number, (begin, end) in enumerate(blocks(len(plan.asks), count)):
                     asks = [plan.warm, *plan.asks[begin:end]]
@@ -81,11 +81,11 @@ async def measure(plan: Plan, cells: list[Cell], tell: Callable[[str], None]) ->
                     for drafts in (False, True) if number % 2 == 0 else (True, False):
                         users = dataclasses.replace(common, options={**plan.options, "speculation": drafts})
                         played[drafts] = _numbered(await running.play(users), begin - 1)
-                        progress.show(cell, drafts, end - begin, played[drafts])
-                    cell.undrafted.append(played[False])
-                    cell.drafted.append(played[True])
+                        progress.show(configuration, drafts, end - begin, played[drafts])
+                    configuration.undrafted.append(played[False])
+                    configuration.drafted.append(played[True])
                     if number == 0:
-                        cells.append(cell)
+                        found.append(configuration)
 
 
 def blocks(asks: int, users: int) -> list[tuple[int, int]]:
@@ -110,11 +110,9 @@ class Progress:
         self._done = 0.0
         self._all = 2.0 * len(plan.rtts_ms) * sum(len(plan.asks) / users for users in plan.users)
 
-    def show(self, cell: Cell, drafts: bool, asks: int, played: Played) -> None:
-        self._done += asks / cell.users
+    def show(self, configuration: Configuration, drafts: bool, asks: int, played: Played) -> None:
+        self._done += asks / configuration.users
         left_s = (time.monotonic() - self._begun) * (self._all / self._done - 1.0)
         left = f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s"
-        way = "with drafts" if drafts else "without"
-        self._tell(
-            f"{self._done / self._all:4.0%}  {cell.name}, {way}: {played.tokens_per_s:.1f} tokens/s; {left} left"
-        )
+        what = f"{configuration.name}, {'with drafts' if drafts else 'without'}"
+        self._tell(f"{self._done / self._all:4.0%}  {what}: {played.tokens_per_s:.1f} tokens/s; {left} left")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_agent.bench.measure import Cell
+from edge_agent.bench.measure import Configuration
 from edge_agent.bench.users import Played, Text, degenerates
 from outrider.core.text import counted, table
 from outrider.wire.channels import is_loopback
@@ -14,31 +14,31 @@ from outrider.wire.channels import is_loopback
 Row = dict[str, Any]
 
 
-def rows(cells: Sequence[Cell]) -> list[Row]:
-    """Return two rows for each cell, without speculation and with it.
+def rows(measured: Sequence[Configuration]) -> list[Row]:
+    """Return two rows for each configuration, without speculation and with it.
 
     first_token_ms, token_ms: medians of the texts; the latter from the first token on. tokens_per_s_user: of a user,
     from its requests on. tokens_per_s: of all users, while all of them generate. speed_up: of a text's time from the
     first token on, in the median. from_devices, from_verifier: share of the tokens that were draft tokens of the one
     and of the other alone. accepted: share of the devices' draft tokens that the target evaluated. differing: texts
-    that are not those without drafts. Bytes are by token, with the prompt's, without headers. None is what cannot be
-    told.
+    that are not those without drafts. Bytes are by token, with the prompt's, without headers. None is what nothing
+    was measured of.
     """
-    return [row for cell in cells for row in _both(cell)]
+    return [row for configuration in measured for row in _both(configuration)]
 
 
-def by_category(cells: Sequence[Cell], categories: Sequence[str]) -> list[Row]:
-    """Return a row for each cell and category. categories: of each prompt, in the prompts' order."""
+def by_category(measured: Sequence[Configuration], categories: Sequence[str]) -> list[Row]:
+    """Return a row for each configuration and category. categories: of each prompt, in the prompts' order."""
     found = []
-    for cell in cells:
-        undrafted, drafted = texts(cell.undrafted), texts(cell.drafted)
+    for configuration in measured:
+        undrafted, drafted = texts(configuration.undrafted), texts(configuration.drafted)
         for category in dict.fromkeys(categories):
             plain, fast = ([one for one in side if categories[one.prompt] == category] for side in (undrafted, drafted))
             if fast:
                 found.append(
                     {
-                        "rtt_ms": cell.rtt_ms,
-                        "users": cell.users,
+                        "rtt_ms": configuration.rtt_ms,
+                        "users": configuration.users,
                         "category": category,
                         "texts": len(fast),
                         "acceptance_length": acceptance_length(fast),
@@ -49,21 +49,21 @@ def by_category(cells: Sequence[Cell], categories: Sequence[str]) -> list[Row]:
     return found
 
 
-def _both(cell: Cell) -> Iterator[Row]:
-    plain, fast = texts(cell.undrafted), texts(cell.drafted)
-    yield {**_row(cell, cell.undrafted), "drafts": False, "speed_up": None, "differing": None}
+def _both(configuration: Configuration) -> Iterator[Row]:
+    plain, fast = texts(configuration.undrafted), texts(configuration.drafted)
+    yield {**_row(configuration, configuration.undrafted), "drafts": False, "speed_up": None, "differing": None}
     compared = {"speed_up": speed_up(plain, fast), "differing": differing(plain, fast)}
-    yield {**_row(cell, cell.drafted), "drafts": True, **compared}
+    yield {**_row(configuration, configuration.drafted), "drafts": True, **compared}
 
 
-def _row(cell: Cell, played: Sequence[Played]) -> Row:
+def _row(configuration: Configuration, played: Sequence[Played]) -> Row:
     found = texts(played)
     tokens, accepted = sum(len(one.tokens) for one in found), sum(one.accepted for one in found)
     own = sum(max(0, len(one.tokens) - one.steps - one.accepted) for one in found)
     together = [one.together for one in played]
     return {
-        "rtt_ms": cell.rtt_ms,
-        "users": cell.users,
+        "rtt_ms": configuration.rtt_ms,
+        "users": configuration.users,
         "drafts": False,
         "texts": len(found),
         "first_token_ms": _median([1e3 * one.first_token_s for one in found], 1),
@@ -140,11 +140,11 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def category_table(found: Sequence[Row]) -> str:
-    """Return the table of `by_category`: a column for each cell, with acceptance length and speed-up."""
-    names = list(dict.fromkeys(Cell(row["rtt_ms"], row["users"]).name for row in found))
+    """Return the table of `by_category`: a column for each configuration, with acceptance length and speed-up."""
+    names = list(dict.fromkeys(Configuration(row["rtt_ms"], row["users"]).name for row in found))
     by_name: dict[str, dict[str, Row]] = {}
     for row in found:
-        by_name.setdefault(row["category"], {})[Cell(row["rtt_ms"], row["users"]).name] = row
+        by_name.setdefault(row["category"], {})[Configuration(row["rtt_ms"], row["users"]).name] = row
     cells = [
         (
             category,

@@ -6,8 +6,8 @@
     outrider-distill train RUN
     outrider-distill export --model RUN/model --tokenizer DIR --out first.gguf --quantization Q4_0 --embeddings Q4_0
     python -m models.recipe.start --target DIR --run RUN --quantized first.gguf --minutes 9
-    outrider-distill train RUN/settled
-    outrider-distill export --model RUN/settled/model --tokenizer DIR --out models/smollm2-draft.gguf \
+    outrider-distill train RUN/finetuned
+    outrider-distill export --model RUN/finetuned/model --tokenizer DIR --out models/smollm2-draft.gguf \
         --quantization Q4_K_M --embeddings Q4_0
 
 Most rows do not fit the blocks of Q4_K, so that llama.cpp stores them as Q5_0, which loses nearly nothing.

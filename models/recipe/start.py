@@ -7,7 +7,7 @@ Embeddings lose their mean: the output's softmax does not see it, and without it
     python -m models.recipe.start --target DIR --run DIR --traffic DIR
     python -m models.recipe.start --target DIR --run DIR --quantized FILE.gguf
 
-The second form plans a short training in `settled/` of the same run: the embeddings of the exported file stay as they
+The second form plans a short training in `finetuned/` of the same run: the embeddings of the exported file stay as they
 were quantized, and the other weights learn to make up for it.
 """
 
@@ -48,7 +48,7 @@ TRAINING: dict[str, Any] = {
     "measure_steps": 150,
     "measure_tokens": 5_000,
 }
-SETTLING = TRAINING | {"learning_rate": 4e-4, "token_rate_share": 0.0, "weight_decay": 0.0, "kl_share": 0.0}
+FINE_TUNING = TRAINING | {"learning_rate": 4e-4, "token_rate_share": 0.0, "weight_decay": 0.0, "kl_share": 0.0}
 READ = 24
 """Texts whose hidden states give the covariance."""
 
@@ -106,7 +106,7 @@ def main() -> None:
     run: Path = options.run
     folders = {"tokenizer": options.target, "dataset": run / DATASET}
     if options.quantized:
-        TrainingPlan(base=options.quantized, **folders, minutes=options.minutes, **SETTLING).write(run / "settled")
+        TrainingPlan(base=options.quantized, **folders, minutes=options.minutes, **FINE_TUNING).write(run / "finetuned")
         return
     card = build(SegmentLog(options.traffic), run / DATASET, DATA, time.time())
     print(f"{card.train_tokens} tokens to learn from, held out {card.heldout}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_agent.bench.command import add_options
-from edge_agent.bench.measure import Cell, Plan, blocks
+from edge_agent.bench.measure import Configuration, Plan, blocks
 from edge_agent.bench.report import by_category, described, rows
 from edge_agent.bench.users import Played, Text
 from edge_agent.cli import main
@@ -24,18 +24,18 @@ def text(prompt: int, steps_ms: list[int], *, user: int = 0, each: int = 1, toke
 
 
 @pytest.fixture
-def cell() -> Cell:
+def configuration() -> Configuration:
     """Return two users' texts: one token in 100 ms without drafts, two in 100 ms with them."""
     plain = [text(0, [200, 300, 400, 500]), text(1, [100, 200, 300, 400], user=1, bytes_up=40)]
     fast = [
         text(0, [200, 300], each=2, accepted=1, evaluated=4, bytes_down=24),
         text(1, [100, 200], each=2, user=1, accepted=2, evaluated=4, tokens="xxxy"),
     ]
-    return Cell(50.0, 2, [Played(tuple(plain), 0.1)], [Played(tuple(fast), 0.3)])
+    return Configuration(50.0, 2, [Played(tuple(plain), 0.1)], [Played(tuple(fast), 0.3)])
 
 
-def test_a_row_without_drafts_and_one_with_them_have_the_figures_of_all_texts(cell: Cell) -> None:
-    plain, fast = rows([cell])
+def test_a_row_without_drafts_and_one_with_them_have_the_figures_of_all_texts(configuration: Configuration) -> None:
+    plain, fast = rows([configuration])
     assert (plain["rtt_ms"], plain["users"], plain["drafts"], plain["texts"]) == (50.0, 2, False, 2)
     assert (plain["first_token_ms"], plain["token_ms"], plain["acceptance_length"]) == (150.0, 100.0, 1.0)
     assert (fast["first_token_ms"], fast["token_ms"], fast["acceptance_length"]) == (150.0, 50.0, 2.0)
@@ -48,14 +48,14 @@ def test_a_row_without_drafts_and_one_with_them_have_the_figures_of_all_texts(ce
     assert plain["speed_up"] is plain["differing"] is None
 
 
-def test_categories_have_their_own_lengths_and_what_no_text_tells_is_none(cell: Cell) -> None:
-    cell.drafted[0] = Played((text(0, [200, 300, 400]), text(1, [100], each=4, user=1)), 0.0)
-    chat, code = by_category([cell], ["chat", "code"])
+def test_categories_have_their_own_lengths_and_what_no_text_tells_is_none(configuration: Configuration) -> None:
+    configuration.drafted[0] = Played((text(0, [200, 300, 400]), text(1, [100], each=4, user=1)), 0.0)
+    chat, code = by_category([configuration], ["chat", "code"])
     assert (chat["category"], chat["acceptance_length"], chat["speed_up"], chat["texts"]) == ("chat", 1.0, 1.0, 1)
     assert (code["category"], code["acceptance_length"], code["speed_up"]) == ("code", 4.0, None)
 
 
-def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupted(cell: Cell) -> None:
+def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupted(configuration: Configuration) -> None:
     document = {
         "whole": False,
         "cluster": "127.0.0.1:7700",
@@ -66,8 +66,8 @@ def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupte
         "max_tokens": 4,
         "temperature": 0.0,
         "new_prompt_first_token_ms": 300.0,
-        "rows": rows([cell]),
-        "categories": by_category([cell], ["chat", "code"]),
+        "rows": rows([configuration]),
+        "categories": by_category([configuration], ["chat", "code"]),
     }
     said = described(document)
     assert "interrupted" in said and "1 of 2 texts differ" in said and "draft.gguf, n-grams" in said

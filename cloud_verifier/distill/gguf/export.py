@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from cloud_verifier.distill.config import Embeddings
+from cloud_verifier.distill.config import Embeddings, Quantization
 from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.writer import check_types, tensor_types, write_gguf
 from outrider.artifacts import atomic_files
@@ -26,7 +26,6 @@ from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.llama import LlamaModel
 from outrider.llama.model import quantize
 
-Quantization = Literal["F32", "F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0"]
 PROBES = 2_000
 """Number of random strings that tokenizer and llama.cpp must split alike."""
 # Tokenizers disagree on contractions, digits, all sorts of spaces, marks, emoji, code, special tokens spelt out.
