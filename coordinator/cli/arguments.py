@@ -164,18 +164,24 @@ def _add_estimate(commands: Any) -> None:
     text = "estimate whether speculation pays, by the coordinator's own predictions; needs no cluster"
     made = _command(commands, "estimate", "estimate.estimate", text)
     made.epilog = (
-        "A running pair shows them: `outrider verifiers show` the cost of a step by its tokens, `outrider window show` "
-        "RTT, DRAFT and FIRST ACC. Draft tokens are taken to be a chain, and accepted independently of one another."
+        "A cluster shows its figures while it generates: `outrider verifiers show VERIFIER` the step by its tokens "
+        "(telemetry.step_cost_ms, as --step-ms takes it; telemetry.timing_ms.between comes on top), `outrider window "
+        "show` RTT, DRAFT and FIRST ACC, the acceptance as one number. Draft tokens are taken to be a chain."
     )
-    step: dict[str, Any] = {"type": _number(float, 0.1, MAX_STEP_MS), "metavar": "MS", "required": True}
-    made.add_argument("--step-ms", **step, help="the target's time for one token of one user, without draft tokens")
+    step: dict[str, Any] = {"type": _curve, "metavar": "MS,...", "required": True}
+    text = "the target's time for one token of one user, or a curve for steps of more tokens: 1:27,8:34,32:67"
+    made.add_argument("--step-ms", **step, help=text)
     ms: dict[str, Any] = {"type": _number(float, 0.0, MAX_RTT_MS), "metavar": "MS", "required": True}
     made.add_argument("--rtt-ms", **ms, help="round trip between device and verifier")
-    rate: dict[str, Any] = {"type": _number(float, 0.0, 1.0), "metavar": "RATE", "required": True}
-    made.add_argument("--acceptance", **rate, help="share of the draft's tokens that are the target's, from 0 to 1")
+    rate: dict[str, Any] = {"type": _rates, "metavar": "RATE,...", "required": True}
+    text = (
+        "share of the positions at which the draft's first choice is the target's token, from 0 to 1; or one for each "
+        "number of accepted draft tokens before it, as a draft's card has them: 0.41,0.51,0.6; the last holds on"
+    )
+    made.add_argument("--acceptance", **rate, help=text)
     made.add_argument("--draft-ms", **ms, help="the device's time for one draft token")
     _option(made, "--users", "N", "users at the same time", 1, kind=_number(int, 1, MAX_USERS))
-    text = "time that each further token adds to a step, of whichever user"
+    text = "time that each further token adds to a step, of whichever user, where --step-ms is one number"
     _option(made, "--token-ms", "MS", text, 0.0, kind=_number(float, 0.0, MAX_STEP_MS))
     _add_output(made)
 
@@ -335,6 +341,28 @@ def _query(
         made.add_argument("-w", "--watch", metavar="SECONDS", help=text + default, **interval)
     _add_connection(made.add_argument_group("connection"))
     return made
+
+
+def _rates(text: str) -> list[float]:
+    """Return the numbers from 0 to 1 between commas."""
+    rate = _number(float, 0.0, 1.0)
+    try:
+        return list(map(rate, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be RATE or RATE,RATE,..., got {text}") from None
+
+
+def _curve(text: str) -> dict[int, float]:
+    """Return tokens of a step -> ms, from one number, which is that of one token, or from TOKENS:MS between commas."""
+    tokens, ms = _number(int, 1), _number(float, 0.1, MAX_STEP_MS)
+    try:
+        pairs = [part.split(":") for part in (text if ":" in text else f"1:{text}").split(",")]
+        curve = {int(tokens(count)): ms(value) for count, value in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be MS or TOKENS:MS,TOKENS:MS,..., got {text}") from None
+    if 1 not in curve or len(curve) < len(pairs):
+        raise argparse.ArgumentTypeError(f"must have each number of tokens once, among them 1, got {text}")
+    return curve
 
 
 def _option(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import math
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from coordinator.window.controller import TOLERANCE, SessionView, VerifierView, decide
 from coordinator.window.report_adapter import RECENT
 from outrider.core.acceptance.history import HIT, MISS
+from outrider.core.errors import BadRequest
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.telemetry import SessionTelemetry
 from outrider.core.text import counted, table
@@ -22,7 +26,14 @@ COLUMNS = ("RTT", "SPEED-UP", "SPECULATION LENGTH", "ACCEPTANCE LENGTH", "TOKENS
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """Print the estimate for the distance that was asked for and for others, and return the exit code."""
+    """Print the estimate for the distance that was asked for and for others, and return the exit code.
+
+    Raises BadRequest for a time of further tokens beside a curve.
+    """
+    if options.token_ms:
+        if len(options.step_ms) > 1:
+            raise BadRequest("--token-ms is for one number in --step-ms, whose curve has the further tokens already")
+        options.step_ms[KNOTS[-1]] = options.step_ms[1] + (KNOTS[-1] - 1) * options.token_ms
     rows = [at_distance(options, rtt_ms) for rtt_ms in sorted({*RTTS_MS, options.rtt_ms})]
     [asked] = [row for row in rows if row["rtt_ms"] == options.rtt_ms]
     if options.output == "json":
@@ -34,8 +45,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 def at_distance(options: argparse.Namespace, rtt_ms: float) -> dict[str, Any]:
     """Return what the coordinator would decide for these users at this distance, and what it would predict."""
-    further = KNOTS[-1] - 1
-    cost = StepCost({1: options.step_ms / 1e3, 1 + further: (options.step_ms + further * options.token_ms) / 1e3})
+    cost = StepCost({rows: ms / 1e3 for rows, ms in options.step_ms.items()})
     history = outcomes(options.acceptance)
     users = [
         SessionTelemetry(
@@ -61,15 +71,16 @@ def at_distance(options: argparse.Namespace, rtt_ms: float) -> dict[str, Any]:
     }
 
 
-def outcomes(acceptance: float) -> bytes:
-    """Return an acceptance history with this share of accepted draft tokens, each independent of the others.
+def outcomes(acceptance: Sequence[float]) -> bytes:
+    """Return an acceptance history in which a draft token after n accepted ones is accepted at the rate acceptance[n].
 
-    The lengths of its accepted runs are the quantiles of a geometric distribution, so that chance plays no part.
+    The last rate holds for all further ones. The lengths of the accepted runs are the quantiles of their distribution,
+    so that chance plays no part.
     """
-    misses = round(RECENT * (1.0 - acceptance))
-    if misses in (0, RECENT):
-        return bytes([MISS if misses else HIT]) * RECENT
-    runs = [int(math.log1p(-(number + 0.5) / misses) / math.log(acceptance)) for number in range(misses)]
+    rates = itertools.islice(itertools.chain(acceptance, itertools.repeat(acceptance[-1])), RECENT)
+    reached = np.cumprod(list(rates))  # share of the runs that have 1, 2, ... accepted tokens or more
+    misses = max(1, round(RECENT / (1.0 + float(reached.sum()))))  # each ends a run
+    runs = [int((reached >= 1.0 - (number + 0.5) / misses).sum()) for number in range(misses)]
     random.Random(0).shuffle(runs)
     history = b"".join(bytes([HIT]) * run + bytes([MISS]) for run in runs)
     return history[:RECENT].ljust(RECENT, bytes([HIT]))

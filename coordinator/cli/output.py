@@ -152,7 +152,9 @@ def facts(document: Document) -> str:
 
 def _flat(document: Document, prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value and all(map(str.isdigit, value)):  # a curve, as `estimate` takes it
+            yield prefix + name, ",".join(f"{x}:{y:.4g}" for x, y in value.items())
+        elif isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
             said = ", ".join(value) if isinstance(value, list | tuple) else value

@@ -30,7 +30,7 @@ def test_json_has_the_fields_of_messages_with_counts_as_numbers_and_without_what
     assert document["telemetry"]["accepted"] == 3
     assert list(document["telemetry"]["step_cost_ms"].items()) == [("1", 1.0), ("2", 1.5)]
     assert "target" not in document and "address" not in document
-    assert re.search(r"^telemetry.step_cost_ms.2 +1.5$", facts(document), re.MULTILINE)
+    assert re.search(r"^telemetry.step_cost_ms +1:1,2:1.5$", facts(document), re.MULTILINE)
     assert facts({"urls": ("a", "b"), "none": ()}).split() == ["urls", "a,", "b", "none", "-"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.cli.estimate import outcomes
-from outrider.core.acceptance.history import HIT
+from outrider.core.acceptance.history import HIT, MISS
 
 NEAR = "--step-ms 30 --rtt-ms 0 --draft-ms 0"
 
@@ -55,10 +55,30 @@ def test_what_gains_nothing_does_not_pay(arguments, capsys):
     assert "does not pay" in found["summary"]
 
 
+def test_a_curve_says_what_steps_of_more_tokens_cost(capsys):
+    user = "--rtt-ms 0 --draft-ms 0 --acceptance 0.7 --users 4"
+    line = estimated(f"{user} --step-ms 30 --token-ms 1", capsys)
+    assert estimated(f"{user} --step-ms 1:30,2048:2077", capsys) == line
+    assert estimated(f"{user} --step-ms 1:30,11:40,21:50", capsys) == line  # its last line goes on
+    flat = estimated(f"{user} --step-ms 16:34,1:30", capsys)  # 4 users: 30.8 ms without draft tokens
+    assert flat["tokens_per_s_per_user_without"] == pytest.approx(1e3 / 30.8, abs=0.01)
+    assert flat["speed_up"] > line["speed_up"]
+    steep = estimated(f"{user} --step-ms 1:30,4:30,5:60,24:600", capsys)
+    assert not steep["pays"]
+
+
 @pytest.mark.parametrize("acceptance", [0.0, 0.001, 0.37, 0.5, 0.9, 0.999, 1.0])
 def test_a_history_has_the_acceptance_that_was_asked_for(acceptance):
-    history = outcomes(acceptance)
+    history = outcomes([acceptance])
     assert history.count(HIT) / len(history) == pytest.approx(acceptance, abs=0.02)
+
+
+def test_rates_by_the_accepted_tokens_before_make_runs_of_their_lengths(capsys):
+    history = outcomes([0.4, 0.5, 0.8])
+    runs = [len(run) for run in history.split(bytes([MISS]))[:-1]]
+    shares = [sum(run >= n for run in runs) / len(runs) for n in (1, 2, 3, 4)]
+    assert shares == pytest.approx([0.4, 0.2, 0.16, 0.128], abs=0.02)
+    assert estimated(f"{NEAR} --acceptance 0.4,0.5,0.8", capsys)["acceptance_length"] == pytest.approx(2.36, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +88,11 @@ def test_a_history_has_the_acceptance_that_was_asked_for(acceptance):
         ("--step-ms 0 --rtt-ms 5 --acceptance 0.5 --draft-ms 4", "--step-ms: must be from 0.1 to 600000, got 0"),
         ("--step-ms 30 --rtt-ms nan --acceptance 0.5 --draft-ms 4", "--rtt-ms: must be from 0 to 60000, got nan"),
         ("--step-ms 30 --rtt-ms 5 --acceptance 70 --draft-ms 4", "--acceptance: must be from 0 to 1, got 70"),
+        ("--step-ms 30 --rtt-ms 5 --acceptance 0.5,x --draft-ms 4", "--acceptance: must be RATE or RATE,RATE,..., got"),
+        ("--step-ms 1:30,8 --rtt-ms 5 --acceptance 0.5 --draft-ms 4", "--step-ms: must be MS or TOKENS:MS,"),
+        ("--step-ms 8:34,8:36 --rtt-ms 5 --acceptance 0.5 --draft-ms 4", "each number of tokens once, among them 1"),
+        ("--step-ms 1:30,8:0 --rtt-ms 5 --acceptance 0.5 --draft-ms 4", "--step-ms: must be from 0.1 to 600000, got 0"),
+        ("--step-ms 1:30,8:34 --rtt-ms 5 --acceptance 0.5 --draft-ms 4 --token-ms 1", "--token-ms is for one number"),
         ("--step-ms 30 --rtt-ms 5 --acceptance 0.5 --draft-ms 4 --users 0", "--users: must be from 1 to 1000, got 0"),
     ],
 )
