@@ -5,6 +5,8 @@
 A step has n query rows of m sessions. The curve is linear between knots: it is flat while the processor waits for its
 memory and steep once it computes. The share is what a session costs beside its rows, mostly attention over its prefix.
 Both are fitted online by a Kalman filter (1960), whose state, the values at the knots and the share, may drift slowly.
+What no step tells of returns to what was profiled: a price that a single slow step had raised would keep all further
+steps from ever showing that it was wrong.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ _NOISE = 0.1
 """The noise of one step, as a share of its time."""
 _DRIFT = 0.003
 """The share of itself by which a value may change from step to step: prefixes grow, sessions come and go."""
+_RETURN = 3e-4
+"""The part of its distance from the profiled value that a value loses in each step."""
+_PROFILED = 0.1
+"""The greatest uncertainty of a profiled value, as a share of it: before the first step, and long after the last. The
+first step of a new size is often slow, since kernels are prepared for it."""
 _UNKNOWN = 0.5
-"""The greatest uncertainty of a value, as a share of it: before the first observation, and long after the last."""
+"""The same for values that were not profiled but interpolated or extrapolated."""
 _CLIP = 0.3
 """The greatest error that one step counts with, as a share of the prediction: a longer step was disturbed, if the next
 ones are not."""
@@ -48,7 +55,10 @@ class StepCost:
         # The state: seconds at each knot, then the share.
         known = np.array(sorted(measured.items()), dtype=np.float64)
         self._state = np.append(_through(known[:, 0], known[:, 1], self._rows) - share, share)
-        self._covariance = np.diag(self._unobserved())
+        self._profiled = self._state.copy()
+        self._unsure = np.append(np.where(np.isin(self._rows, known[:, 0]), _PROFILED, _UNKNOWN), _UNKNOWN)
+        """The greatest uncertainty `[knots + 1]` of each value, as a share of it."""
+        self._covariance = np.diag((self._unsure * self._scale()) ** 2)
 
     def seconds(self, rows: int, sessions: int) -> float:
         """Return the seconds of a step; more rows never cost less."""
@@ -67,7 +77,7 @@ class StepCost:
         gain = spread / (float(reads @ spread) + (_NOISE * expected) ** 2)
         self._state = np.maximum(self._state + gain * min(max(error, -most), most), [*[1e-7] * len(KNOTS), 0.0])
         if abs(error) > most:
-            self._covariance += np.diag((reads > 0.0) * self._unobserved() * (_DOUBT / _UNKNOWN) ** 2)
+            self._covariance += np.diag((reads > 0.0) * (_DOUBT * self._scale()) ** 2)
         else:
             self._covariance -= np.outer(gain, spread)
         self._forget()
@@ -82,17 +92,17 @@ class StepCost:
         return moved
 
     def _forget(self) -> None:
-        """Let every value drift by a step; none becomes less certain than one that was never observed."""
-        greatest = self._unobserved()
-        diagonal = self._covariance.diagonal() + _DRIFT**2 * greatest / _UNKNOWN**2
+        """Let every value drift by a step; none becomes less certain than before the first one."""
+        self._state += _RETURN * (self._profiled - self._state)
+        greatest = (self._unsure * self._scale()) ** 2
+        diagonal = self._covariance.diagonal() + (_DRIFT * self._scale()) ** 2
         shrink = np.sqrt(np.minimum(1.0, greatest / diagonal))
         np.fill_diagonal(self._covariance, diagonal)
         self._covariance *= shrink[:, None] * shrink
 
-    def _unobserved(self) -> Floats:
-        """Return the variance `[knots + 1]` of values that were never observed."""
-        scale = np.append(self._state[:-1], max(self._state[-1], 0.02 * self._state[0]))
-        return (_UNKNOWN * scale) ** 2
+    def _scale(self) -> Floats:
+        """Return what shares `[knots + 1]` of the values are taken of."""
+        return np.append(self._state[:-1], max(self._state[-1], 0.02 * self._state[0]))
 
     def table(self, sessions: int = 1) -> dict[int, float]:
         """Return rows -> seconds at the knots, for logs and other processes."""

@@ -61,3 +61,13 @@ def test_whatever_it_hears_more_rows_and_sessions_never_cost_less(steps: list[tu
     assert np.all(np.diff(curve) >= -1e-12)
     assert cost.seconds(64, 32) >= cost.seconds(64, 2)
     assert list(cost.table()) == list(KNOTS)
+
+
+def test_one_slow_first_step_of_a_size_does_not_keep_its_price_high() -> None:
+    measured = {1: 0.028, 2: 0.029, 4: 0.029, 6: 0.031, 8: 0.034, 12: 0.040}
+    cost = StepCost(measured)
+    cost.observe(7, 1, 0.090)
+    assert cost.seconds(8, 1) < 1.15 * measured[8]
+    for _ in range(10_000):  # the price of more rows keeps later steps small
+        cost.observe(2, 1, 0.029)
+    assert cost.seconds(8, 1) == pytest.approx(measured[8], rel=0.02)
