@@ -24,10 +24,9 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
-from edge_agent.bench.measure import ASKS_IN_A_ROW, Configuration, Plan
-from edge_agent.bench.measure import measure as play
+from edge_agent.bench.measure import PROMPTS_IN_A_ROW, Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
-from edge_agent.bench.users import SAMPLED, Ask
+from edge_agent.bench.users import SAMPLED, PromptInput
 
 NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 
@@ -38,7 +37,7 @@ class Setting:
 
     users: tuple[int, ...] = (1, 4, 8, 16, 32)
     prompts: int = 8
-    """Prompts of each row, but at least as many as its users ask in a row."""
+    """Prompts of each row, but at least as many as its users take in a row."""
     tokens: int = 96
 
 
@@ -66,19 +65,19 @@ def sites(pair: Pair, vllm_python: Path | None) -> list[Site]:
 
 
 async def measured(
-    site: Site, pair: Pair, setting: Setting, options: Sequence[str], asks: Sequence[Ask]
+    site: Site, pair: Pair, setting: Setting, options: Sequence[str], prompts: Sequence[PromptInput]
 ) -> list[dict[str, Any]]:
-    """Return the rows of one verifier. options: further ones. asks: are repeated for many users."""
+    """Return the rows of one verifier. options: further ones. prompts: are repeated for many users."""
     table = []
     async with harness.one_verifier(pair, *options, *site.options) as cluster:
         cores = sorted(os.sched_getaffinity(0))
         for users in setting.users:
-            count = max(setting.prompts, ASKS_IN_A_ROW * users)
+            count = max(setting.prompts, PROMPTS_IN_A_ROW * users)
             for who, draft in site.drafts.items():
                 plan = Plan(
                     {"coordinator": cluster.address},
-                    [asks[1 + i % (len(asks) - 1)] for i in range(count)],
-                    asks[0],
+                    [prompts[1 + i % (len(prompts) - 1)] for i in range(count)],
+                    prompts[0],
                     (users,),
                     (0.0,),
                     SAMPLED | {"max_tokens": setting.tokens},
@@ -87,7 +86,7 @@ async def measured(
                     pinned=True,
                 )
                 found: list[Configuration] = []
-                await play(plan, found, say)
+                await run_plan(plan, found, say)
                 table.append(row(who, found[0]))
                 say(table[-1])
     return table
@@ -131,9 +130,9 @@ async def measure(options: argparse.Namespace) -> None:
     if options.device != "cpu":
         setting = setting if options.quick else Setting(users=ON_GPU)
         given += ["--kv-slots", "262144", "--max-sessions", str(max(setting.users))]
-    asks = list(harness.prompts(options, pair, 1 + max(setting.prompts, min(64, 2 * max(setting.users)))).values())
+    prompts = list(harness.prompts(options, pair, 1 + max(setting.prompts, min(64, 2 * max(setting.users)))).values())
     table = [
-        row for site in sites(pair, options.vllm_python) for row in await measured(site, pair, setting, given, asks)
+        row for site in sites(pair, options.vllm_python) for row in await measured(site, pair, setting, given, prompts)
     ]
     rates: dict[str, dict[int, float]] = {NOBODY: {row["users"]: row[NOBODY] for row in reversed(table)}}
     for one in table:

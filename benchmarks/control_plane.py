@@ -40,7 +40,7 @@ from benchmarks.support.reported_verifiers import Counts, Fleet
 from benchmarks.support.throttled_verifier import environment
 from coordinator.cluster import Child, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer
-from edge_agent.bench.users import SAMPLED, Played, Users, play
+from edge_agent.bench.users import SAMPLED, Run, Users, run_users
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -202,17 +202,17 @@ async def front_rows(options: argparse.Namespace, pair: Pair, setting: Setting) 
             )
             samples: list[tuple[float, float]] = []
             sampling = asyncio.create_task(sample(verifier.pid, samples))
-            played = await play(users, [core])
+            run = await run_users(users, [core])
             sampling.cancel()
-            tokens = sum(len(text.tokens) for text in played.texts)
+            tokens = sum(len(text.tokens) for text in run.texts)
             row = {
                 "users": count,
                 "draft": draft or "none",
-                "front_us_per_session_step": rounded(front_us(played, samples), 1),
-                "bytes_up_per_token": rounded(sum(text.bytes_up for text in played.texts) / tokens, 1),
-                "bytes_down_per_token": rounded(sum(text.bytes_down for text in played.texts) / tokens, 1),
-                "acceptance_length": rounded(played.acceptance_length),
-                "devices_busy": rounded(played.busy),
+                "front_us_per_session_step": rounded(front_us(run, samples), 1),
+                "bytes_up_per_token": rounded(sum(text.bytes_up for text in run.texts) / tokens, 1),
+                "bytes_down_per_token": rounded(sum(text.bytes_down for text in run.texts) / tokens, 1),
+                "acceptance_length": rounded(run.acceptance_length),
+                "devices_busy": rounded(run.busy),
             }
             say(row)
             rows.append(row)
@@ -226,13 +226,13 @@ async def sample(pid: int, samples: list[tuple[float, float]]) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-def front_us(played: Played, samples: Sequence[tuple[float, float]]) -> float | None:
+def front_us(run: Run, samples: Sequence[tuple[float, float]]) -> float | None:
     """Return the CPU microseconds by session and step, over the time in which all users generated.
 
     samples: time and CPU seconds of the front, in order.
     """
     deliveries: dict[int, set[float]] = {}
-    for text in played.texts:
+    for text in run.texts:
         deliveries.setdefault(text.user, set()).update(text.delivered_s)
     begin, end = max(map(min, deliveries.values())), min(map(max, deliveries.values()))
     inside = [(at, cpu_s) for at, cpu_s in samples if begin <= at <= end]
@@ -252,10 +252,10 @@ async def logged_bytes(options: argparse.Namespace, pair: Pair, tokens: int, tex
         verifier = await cluster.start_verifier(*models, "--traffic", str(log))
         prompts = list(harness.prompts(options, pair, texts).values())
         asked = Users({"coordinator": cluster.address}, prompts, warm=0, options=SAMPLED | {"max_tokens": tokens})
-        played = await play(asked, [harness.cores()[1]])
+        run = await run_users(asked, [harness.cores()[1]])
         await verifier.stop()
         size = size_of(log)
-    return size / sum(len(text.tokens) for text in played.texts)
+    return size / sum(len(text.tokens) for text in run.texts)
 
 
 def size_of(folder: Path) -> int:

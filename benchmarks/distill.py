@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, quantile, rounded, say
 from coordinator.cluster import Cluster
-from edge_agent.bench.users import GREEDY, SAMPLED, Users, play
+from edge_agent.bench.users import GREEDY, SAMPLED, Users, run_users
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.artifacts.store import file_digest
@@ -245,8 +245,8 @@ async def row_of(system: System, name: str, draft: Path, setting: Setting, domai
             draft=str(draft),
             options=SAMPLED | {"max_tokens": setting.heldout_tokens},
         )
-        played = await play(users, sorted(os.sched_getaffinity(0))[-1:])
-        row |= {domain: rounded(played.acceptance_length), "degenerate": row["degenerate"] + played.degenerate}
+        run = await run_users(users, sorted(os.sched_getaffinity(0))[-1:])
+        row |= {domain: rounded(run.acceptance_length), "degenerate": row["degenerate"] + run.degenerate}
     say(row)
     return row
 

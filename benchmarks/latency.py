@@ -1,6 +1,6 @@
 """Measure one user's speed by the distance to the verifier, with drafts and without.
 
-The verifier has one core and the device another; every byte between them is delayed. The same prompts are asked in both
+The verifier has one core and the device another; every byte between them is delayed. The same prompts are run in both
 ways in turn, greedily and at temperature 0.8, as by `outrider bench`; `rows` in `edge_agent/bench/report.py` explains
 the columns. Without drafts the verifier drafts nothing, either. The time to the first token includes the reading of the
 prompt. `degenerate` counts texts that end in a loop, which any draft predicts.
@@ -31,10 +31,9 @@ from benchmarks.support import harness
 from benchmarks.support.harness import Pair, say
 from benchmarks.support.throttled_verifier import environment
 from coordinator.cluster import Cluster
-from edge_agent.bench.measure import Configuration, Plan
-from edge_agent.bench.measure import measure as play
+from edge_agent.bench.measure import Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
-from edge_agent.bench.users import GREEDY, SAMPLED, Ask, Played, Text
+from edge_agent.bench.users import GREEDY, SAMPLED, PromptInput, Run, Text
 from outrider.core.errors import Unavailable
 
 SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
@@ -72,7 +71,7 @@ async def http_server(cluster: Cluster) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def http_text(web: httpx.AsyncClient, number: int, prompt: Ask, options: dict[str, Any]) -> Text:
+async def http_text(web: httpx.AsyncClient, number: int, prompt: PromptInput, options: dict[str, Any]) -> Text:
     """Generate one text through the HTTP server. Raises Unavailable."""
     body = {"prompt": prompt, "stream": True, "provenance": True, **options}
     begun, delivered, tokens, counts = time.monotonic(), list[float](), list[int](), dict[str, Any]()
@@ -93,22 +92,22 @@ async def http_text(web: httpx.AsyncClient, number: int, prompt: Ask, options: d
     return Text(0, number, tuple(tokens), begun, tuple(delivered), steps, evaluated, accepted)
 
 
-async def over_http(cluster: Cluster, asks: Sequence[Ask], options: dict[str, Any]) -> Configuration:
-    """Return what was played through the HTTP server beside the verifier; the first prompt warms up."""
+async def over_http(cluster: Cluster, prompts: Sequence[PromptInput], options: dict[str, Any]) -> Configuration:
+    """Return what was measured through the HTTP server beside the verifier; the first prompt warms up."""
     configuration = Configuration(0.0, 1)
     async with http_server(cluster) as url, httpx.AsyncClient(base_url=url, timeout=None) as web:
-        await http_text(web, 0, asks[0], options)
-        for number, ask in enumerate(asks[1:]):
-            for speculation, played in ((False, configuration.undrafted), (True, configuration.drafted)):
-                text = await http_text(web, number, ask, options | {"speculation": speculation})
-                played.append(Played((text,), 0.0))
+        await http_text(web, 0, prompts[0], options)
+        for number, prompt in enumerate(prompts[1:]):
+            for speculation, runs in ((False, configuration.undrafted), (True, configuration.drafted)):
+                text = await http_text(web, number, prompt, options | {"speculation": speculation})
+                runs.append(Run((text,), 0.0))
     return configuration
 
 
 async def measure(options: argparse.Namespace) -> None:
     pair = Pair.of(options)
     setting = QUICK if options.quick else Setting()
-    asks = list(harness.prompts(options, pair, 1 + setting.prompts).values())
+    prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
     table: list[dict[str, Any]] = []
     _, core = harness.cores()
     throttle = environment(options.step_ms) if options.step_ms else None
@@ -117,22 +116,22 @@ async def measure(options: argparse.Namespace) -> None:
         for name, sampling in SAMPLINGS.items():
             requests = sampling | {"max_tokens": setting.tokens}
 
-            async def played(
-                asks: Sequence[Ask], rtts_ms: Sequence[float], requests: dict[str, Any] = requests
+            async def measured(
+                prompts: Sequence[PromptInput], rtts_ms: Sequence[float], requests: dict[str, Any] = requests
             ) -> list[Configuration]:
                 device = {"coordinator": cluster.address}
-                plan = Plan(device, asks[1:], asks[0], (1,), rtts_ms, requests, [core], pinned=True)
+                plan = Plan(device, prompts[1:], prompts[0], (1,), rtts_ms, requests, [core], pinned=True)
                 found: list[Configuration] = []
-                await play(plan, found, say)
+                await run_plan(plan, found, say)
                 return found
 
-            table += [{"sampling": name} | row for row in rows(await played(asks, setting.rtts_ms))]
+            table += [{"sampling": name} | row for row in rows(await measured(prompts, setting.rtts_ms))]
             if options.http:
-                configuration = await over_http(cluster, asks, requests)
+                configuration = await over_http(cluster, prompts, requests)
                 table += [{"sampling": name, "over": "HTTP"} | row for row in rows([configuration])]
             for context in options.context or ():
                 text = harness.running_text(options, pair, context)
-                found = await played([[*text, *ask] for ask in asks[:5]], [0.0])
+                found = await measured([[*text, *prompt] for prompt in prompts[:5]], [0.0])
                 table += [{"sampling": name, "context": context} | row for row in rows(found)]
     throttled = f", throttled to {options.step_ms:g} ms a step" if options.step_ms else ""
     size = f"One user, {setting.prompts} prompts, at most {setting.tokens} tokens each, target on one core"

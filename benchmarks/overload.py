@@ -40,7 +40,7 @@ import numpy as np
 from benchmarks.support import harness, proc
 from benchmarks.support.harness import Pair, quantile, rounded, say
 from coordinator.cluster import Cluster
-from edge_agent.bench.users import SAMPLED, Users, play
+from edge_agent.bench.users import SAMPLED, Users, run_users
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import OutriderError, Overloaded
@@ -303,11 +303,11 @@ class Soak:
         device = {"coordinator": self.cluster.address}
         users = Users(device, self.prompts, count, "auto", options=options, seconds=60.0 * KILL_S)
         while time.monotonic() < until_s:
-            playing = asyncio.create_task(play(users, sorted(os.sched_getaffinity(0))))
-            await asyncio.wait({playing}, timeout=min(KILL_S, max(0.0, until_s - time.monotonic())))
-            playing.cancel()
+            running = asyncio.create_task(run_users(users, sorted(os.sched_getaffinity(0))))
+            await asyncio.wait({running}, timeout=min(KILL_S, max(0.0, until_s - time.monotonic())))
+            running.cancel()
             self.endings["killed"] += count
-            await asyncio.gather(playing, return_exceptions=True)
+            await asyncio.gather(running, return_exceptions=True)
 
     async def _watch(self) -> None:
         coordinator = self.cluster.coordinator

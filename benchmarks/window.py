@@ -29,11 +29,11 @@ from benchmarks.support import fleet, harness
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
 from coordinator.cluster import Cluster
-from edge_agent.bench.users import SAMPLED, Played, Users, play
+from edge_agent.bench.users import SAMPLED, Run, Users, differing, run_users
 
 NONE, ADAPTIVE, VERIFIER, BOTH = "none", "adaptive", "verifier", "both"
-Cells = dict[tuple[float, str], Played]
-"""(round trip in ms, arm) -> what was played"""
+Cells = dict[tuple[float, str], Run]
+"""(round trip in ms, arm) -> the run"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ FLEETS = (20, 100)
 
 @dataclass(frozen=True)
 class Site:
-    """Describe a verifier, and the arms that are played at it: name -> the devices' draft."""
+    """Describe a verifier, and the arms that are run at it: name -> the devices' draft."""
 
     arms: Mapping[str, str | None]
     options: tuple[str, ...] = ()
@@ -83,23 +83,21 @@ def sites(pair: Pair, setting: Setting) -> list[Site]:
     return [Site({NONE: None, ADAPTIVE: "auto"}), *fixed, Site({VERIFIER: None, BOTH: "auto"}, pair.own_speculation)]
 
 
-def row(rtt_ms: float, played: Mapping[str, Played]) -> dict[str, Any]:
+def row(rtt_ms: float, runs: Mapping[str, Run]) -> dict[str, Any]:
     """Return the row of one distance."""
-    rates = {(text.user, text.prompt): text.rate for text in played[NONE].texts}
+    rates = {(text.user, text.prompt): text.rate for text in runs[NONE].texts}
     over = {
         arm: statistics.median(text.rate / rates[text.user, text.prompt] for text in found.texts)
-        for arm, found in played.items()
+        for arm, found in runs.items()
         if arm != NONE
     }
-    return {"rtt_ms": rtt_ms, NONE: rounded(played[NONE].rate, 1)} | {
-        arm: rounded(ratio) for arm, ratio in over.items()
-    }
+    return {"rtt_ms": rtt_ms, NONE: rounded(runs[NONE].rate, 1)} | {arm: rounded(ratio) for arm, ratio in over.items()}
 
 
-async def played_at(
+async def runs_at(
     site: Site, pair: Pair, setting: Setting, prompts: Sequence[Sequence[int]], options: argparse.Namespace
 ) -> Cells:
-    """Play all arms of one verifier at every distance."""
+    """Run all arms of one verifier at every distance."""
     found: Cells = {}
     requests = SAMPLED | {"max_tokens": setting.tokens}
     cores = sorted(os.sched_getaffinity(0))[1:]
@@ -108,7 +106,7 @@ async def played_at(
         for rtt_ms in setting.rtts_ms:
             for arm, draft in site.arms.items():
                 asked = replace(users, draft=draft, rtt_ms=rtt_ms, options=requests | {"speculation": arm != NONE})
-                one = found[rtt_ms, arm] = await play(asked, cores)
+                one = found[rtt_ms, arm] = await run_users(asked, cores)
                 say(f"{arm}, {rtt_ms:g} ms: {one.rate:.1f} tokens/s, {one.acceptance_length:.2f} a step")
     return found
 
@@ -117,21 +115,21 @@ async def live(options: argparse.Namespace, setting: Setting) -> None:
     """Measure real devices at a throttled verifier."""
     pair = Pair.of(options)
     prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
-    played: Cells = {}
+    runs: Cells = {}
     for site in sites(pair, setting):
-        played |= await played_at(site, pair, setting, prompts, options)
+        runs |= await runs_at(site, pair, setting, prompts, options)
     arms = [NONE, *(f"fixed {length}" for length in setting.fixed), ADAPTIVE, VERIFIER, BOTH]
     harness.finish(
         options,
         f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {setting.prompts} prompts at"
         f" temperature 0.8, at most {setting.tokens} tokens each.",
-        [row(rtt_ms, {arm: played[rtt_ms, arm] for arm in arms}) for rtt_ms in setting.rtts_ms],
+        [row(rtt_ms, {arm: runs[rtt_ms, arm] for arm in arms}) for rtt_ms in setting.rtts_ms],
         acceptance_length={
-            arm: {f"{rtt_ms:g}": rounded(played[rtt_ms, arm].acceptance_length) for rtt_ms in setting.rtts_ms}
+            arm: {f"{rtt_ms:g}": rounded(runs[rtt_ms, arm].acceptance_length) for rtt_ms in setting.rtts_ms}
             for arm in arms
         },
-        degenerate=sum(one.degenerate for one in played.values()),
-        texts_unlike_undrafted=sum(one.differing(played[rtt_ms, NONE]) for (rtt_ms, _), one in played.items()),
+        degenerate=sum(one.degenerate for one in runs.values()),
+        texts_unlike_undrafted=sum(differing(one.texts, runs[rtt_ms, NONE].texts) for (rtt_ms, _), one in runs.items()),
     )
 
 

@@ -2,7 +2,7 @@
 
 JSONL, a row each                                              of
 {"id", "category", "turns": ["first", "second"]}               our benchmarks/prompts.jsonl
-{"question_id", "category", "turns"}                           Spec-Bench, MT-bench
+{"question_id", "category", "turns"}                           Spec-Bench, MT-bench (one category, as in Spec-Bench)
 {"task_id", "prompt"} or only {"prompt"}                       HumanEval
 {"question"}                                                   GSM8K
 {"conversations": [{"from": "human", "value": "first"}, ...]}  ShareGPT, also as one JSON array
@@ -23,6 +23,8 @@ MAX_FILE_BYTES = 1 << 30
 """ShareGPT's usual file has 0.7 GB, and is one JSON value."""
 MAX_ROW_BYTES = 4 << 20
 MAX_TURNS = 256
+MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+"""The categories of MT-bench, of ten prompts each, which Spec-Bench reports as one task."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _prompt(row: object, name: str, number: str) -> Prompt | None:
     category = row.get("category", name)
     if isinstance(found, bool) or not isinstance(found, str | int) or not _is_text(category):
         raise ValueError(f"has the id {_shown(found)} and the category {_shown(category)}, must be texts")
+    if "question_id" in row and category in MT_BENCH:
+        category = "mt-bench"
     return Prompt(str(found), category, tuple(texts))
 
 

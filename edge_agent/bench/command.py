@@ -48,7 +48,7 @@ def add_options(group: Any) -> None:
     add("--rtt-ms", _numbers(float, 0.0, MAX_RTT_MS), "0", "MS,...", "round trips to add to the real one, emulated")
     text = "prompts in our own format or that of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT [default: our own]"
     group.add_argument("--prompts", type=Path, metavar="FILE", help=text)
-    add("--count", _number(int, 1, 100_000), COUNT, "N", "ask so many of them, the categories in turn")
+    add("--count", _number(int, 1, 100_000), COUNT, "N", "take so many of them, the categories in turn")
     add("--max-tokens", _number(int, 2, 100_000), TOKENS, "N", "generate so many tokens at most for each")
     add("--temperature", _number(float, 0.0, 2.0), 0.0, "X", "0 is greedy, 1 the target's own distribution")
     text = "write the result as JSON to FILE, too; without FILE print it instead of the tables"
@@ -93,11 +93,9 @@ def _numbers(kind: type[int] | type[float], least: float, most: float) -> Callab
 
 async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
     """Measure, and print what was measured, also if it is interrupted. Raises core errors."""
-    from edge_agent.bench.measure import Plan, measure
+    from edge_agent.bench.measure import Plan, run_plan
     from edge_agent.sdk.client import AsyncClient
 
-    if settings.draft in ("", "none"):
-        raise BadRequest("--draft none leaves nothing to compare: give auto, ngram or a file", field="draft")
     if any(args.rtt_ms) and (settings.tls or settings.tls_ca or settings.tls_cert):
         raise BadRequest(
             "--rtt-ms leads through a proxy of this machine, for which the cluster's certificate is not made: measure"
@@ -109,23 +107,23 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": 0}
     async with AsyncClient(draft=None, settings=settings) as client:
         bundle = await client.prepare()
-        prompts = _chosen(bundle, args)
+        prompts, too_long = _chosen(bundle, args)
         plan = Plan(
             device=_given(settings),
-            asks=[prompt.turns for prompt in prompts],
+            prompts=[prompt.turns for prompt in prompts],
             warm=prompts[0].turns,
             users=args.concurrency,
             rtts_ms=args.rtt_ms,
             options=options,
             cores=sorted(os.sched_getaffinity(0)),
-            draft=settings.draft,
+            draft=None if settings.draft in ("", "none") else settings.draft,
+            read=True,
         )
-        say(f"reading {counted(len(prompts), 'prompt')}")
-        new_ms = [await _first_read_ms(client, prompt) for prompt in prompts]
+        new_ms = [await _first_token_ms(client, prompt) for prompt in prompts[:COUNT]]
     measured: list[Configuration] = []
     whole = False
     try:
-        await measure(plan, measured, say)
+        await run_plan(plan, measured, say)
         whole = True
     finally:
         if not measured:
@@ -133,6 +131,7 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
         else:
             document = _document(plan, bundle, prompts, measured) | {
                 "whole": whole,
+                "too_long": too_long,
                 "cluster": settings.coordinator or settings.verifier,
                 "new_prompt_first_token_ms": round(statistics.median(new_ms), 1),
             }
@@ -185,8 +184,8 @@ def _given(settings: EdgeSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json") | {name: value.get_secret_value() for name, value in hidden.items()}
 
 
-def _chosen(bundle: TargetBundle, args: argparse.Namespace) -> list[Prompt]:
-    """Return the prompts that are asked, without those that the target cannot hold. Raises BadRequest."""
+def _chosen(bundle: TargetBundle, args: argparse.Namespace) -> tuple[list[Prompt], int]:
+    """Return the prompts that are run, and how many were left out that the target cannot hold. Raises BadRequest."""
     from edge_agent.prompts import mixed, read_prompts
 
     if args.prompts is None and not PROMPTS.is_file():
@@ -209,7 +208,7 @@ def _chosen(bundle: TargetBundle, args: argparse.Namespace) -> list[Prompt]:
             f" {args.max_tokens}",
             field="prompts",
         )
-    return found
+    return found, too_long
 
 
 def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
@@ -226,14 +225,10 @@ def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
     return len(ids) + max_tokens * len(prompt.turns) <= bundle.description.max_sequence
 
 
-async def _first_read_ms(client: AsyncClient, prompt: Prompt) -> float:
-    """Return the time to the first token of a prompt that is new to the verifier, and let it read the prompt itself.
-
-    So all first tokens that are measured later are those of known prompts, whoever asks first.
-    """
+async def _first_token_ms(client: AsyncClient, prompt: Prompt) -> float:
+    """Return the time to the first token of a prompt that is new to the verifier."""
     from edge_agent.bench.users import User, Users
 
     new = f"{secrets.token_hex(4)}: {prompt.turns[0]}"
-    users = Users({}, [(new,), prompt.turns[:1]], options={"max_tokens": 1}, warm=0)
-    first, _ = await User(users, 0, client).play(None)
+    [first] = await User(Users({}, [(new,)], options={"max_tokens": 1}, warm=0), 0, client).run(None)
     return 1e3 * first.first_token_s

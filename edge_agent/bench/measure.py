@@ -9,26 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_agent.bench.users import Ask, Played, Users, devices
+from edge_agent.bench.users import PromptInput, Run, Users, devices
 from outrider.core.errors import BadRequest
 from outrider.core.text import counted
 
-ASKS_IN_A_ROW = 2
-"""Prompts that a user asks in a row before the other way has its turn."""
+PROMPTS_IN_A_ROW = 2
+"""Prompts of a user with drafts, or without, before the other way has its turn."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Describe what is measured: each prompt is asked once with drafts and once without, at all numbers of users.
+    """Describe what is measured: each prompt is run once with drafts and once without, at all numbers of users.
 
     Raises BadRequest for more users than prompts.
     """
 
     device: Mapping[str, Any]
     """Settings of each device, as for `Users`."""
-    asks: Sequence[Ask]
-    warm: Ask
-    """What new devices ask first, which does not count."""
+    prompts: Sequence[PromptInput]
+    warm: PromptInput
+    """The prompt of new devices, which does not count."""
     users: Sequence[int]
     rtts_ms: Sequence[float]
     options: Mapping[str, Any]
@@ -37,14 +37,16 @@ class Plan:
     """CPUs of the devices' processes, one of each."""
     draft: str | None = "auto"
     """As for `Users`; with None the verifier alone drafts."""
+    read: bool = False
+    """As for `Users`."""
     pinned: bool = False
     """Whether each process stays on its CPU."""
 
     def __post_init__(self) -> None:
-        if len(self.asks) < max(self.users):
-            found = counted(len(self.asks), "prompt")
+        if len(self.prompts) < max(self.users):
+            found = counted(len(self.prompts), "prompt")
             raise BadRequest(
-                f"{max(self.users)} users need as many prompts, since each is asked once, got {found}; give more by"
+                f"{max(self.users)} users need as many prompts, since each is run once, got {found}; give more by"
                 " --count and --prompts, or fewer users",
                 field="users",
             )
@@ -52,19 +54,19 @@ class Plan:
 
 @dataclass
 class Configuration:
-    """Hold what was played with so many users at one distance; both lists belong together, item by item."""
+    """Hold the runs of so many users at one distance; both lists belong together, item by item."""
 
     rtt_ms: float
     users: int
-    undrafted: list[Played] = field(default_factory=list)
-    drafted: list[Played] = field(default_factory=list)
+    undrafted: list[Run] = field(default_factory=list)
+    drafted: list[Run] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.rtt_ms:g} ms, {counted(self.users, 'user')}"
 
 
-async def measure(plan: Plan, found: list[Configuration], tell: Callable[[str], None]) -> None:
+async def run_plan(plan: Plan, found: list[Configuration], tell: Callable[[str], None]) -> None:
     """Add the configurations of a plan to `found`, so that they are there if this is interrupted.
 
     tell: is called with how far it is. Raises Unavailable if a device fails.
@@ -74,31 +76,31 @@ async def measure(plan: Plan, found: list[Configuration], tell: Callable[[str], 
         for count in plan.users:
             configuration = Configuration(rtt_ms, count)
             async with devices(count, plan.cores, pinned=plan.pinned) as running:
-                for number, (begin, end) in enumerate(blocks(len(plan.asks), count)):
-                    asks = [plan.warm, *plan.asks[begin:end]]
-                    common = Users(plan.device, asks, count, plan.draft, rtt_ms)
-                    played: dict[bool, Played] = {}
+                for number, (begin, end) in enumerate(blocks(len(plan.prompts), count)):
+                    prompts = [plan.warm, *plan.prompts[begin:end]]
+                    common = Users(plan.device, prompts, count, plan.draft, rtt_ms, read=plan.read)
+                    runs: dict[bool, Run] = {}
                     for drafts in (False, True) if number % 2 == 0 else (True, False):
                         users = dataclasses.replace(common, options={**plan.options, "speculation": drafts})
-                        played[drafts] = _numbered(await running.play(users), begin - 1)
-                        progress.show(configuration, drafts, end - begin, played[drafts])
-                    configuration.undrafted.append(played[False])
-                    configuration.drafted.append(played[True])
+                        runs[drafts] = _numbered(await running.run(users), begin - 1)
+                        progress.show(configuration, drafts, end - begin, runs[drafts])
+                    configuration.undrafted.append(runs[False])
+                    configuration.drafted.append(runs[True])
                     if number == 0:
                         found.append(configuration)
 
 
-def blocks(asks: int, users: int) -> list[tuple[int, int]]:
-    """Return where parts of so many asks begin and end; each has ASKS_IN_A_ROW of each user or more, if there are."""
-    count = max(1, asks // (users * ASKS_IN_A_ROW))
-    bounds = [asks * number // count for number in range(count + 1)]
+def blocks(prompts: int, users: int) -> list[tuple[int, int]]:
+    """Return where parts of so many prompts begin and end, with PROMPTS_IN_A_ROW of each user or more, if there are."""
+    count = max(1, prompts // (users * PROMPTS_IN_A_ROW))
+    bounds = [prompts * number // count for number in range(count + 1)]
     return list(itertools.pairwise(bounds))
 
 
-def _numbered(played: Played, first: int) -> Played:
+def _numbered(run: Run, first: int) -> Run:
     """Return the texts with the numbers of their prompts among all."""
-    texts = (dataclasses.replace(text, prompt=first + text.prompt) for text in played.texts)
-    return dataclasses.replace(played, texts=tuple(texts))
+    texts = (dataclasses.replace(text, prompt=first + text.prompt) for text in run.texts)
+    return dataclasses.replace(run, texts=tuple(texts))
 
 
 class Progress:
@@ -108,11 +110,11 @@ class Progress:
         self._tell = tell
         self._begun = time.monotonic()
         self._done = 0.0
-        self._all = 2.0 * len(plan.rtts_ms) * sum(len(plan.asks) / users for users in plan.users)
+        self._all = 2.0 * len(plan.rtts_ms) * sum(len(plan.prompts) / users for users in plan.users)
 
-    def show(self, configuration: Configuration, drafts: bool, asks: int, played: Played) -> None:
-        self._done += asks / configuration.users
+    def show(self, configuration: Configuration, drafts: bool, prompts: int, run: Run) -> None:
+        self._done += prompts / configuration.users
         left_s = (time.monotonic() - self._begun) * (self._all / self._done - 1.0)
         left = f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s"
         what = f"{configuration.name}, {'with drafts' if drafts else 'without'}"
-        self._tell(f"{self._done / self._all:4.0%}  {what}: {played.tokens_per_s:.1f} tokens/s; {left} left")
+        self._tell(f"{self._done / self._all:4.0%}  {what}: {run.tokens_per_s:.1f} tokens/s; {left} left")

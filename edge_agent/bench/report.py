@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_agent.bench.measure import Configuration
-from edge_agent.bench.users import Played, Text, degenerates
+from edge_agent.bench.users import Run, Text, degenerates, differing
 from outrider.core.text import counted, table
 from outrider.wire.channels import is_loopback
 
@@ -43,7 +43,7 @@ def by_category(measured: Sequence[Configuration], categories: Sequence[str]) ->
                         "texts": len(fast),
                         "acceptance_length": acceptance_length(fast),
                         "speed_up": speed_up(plain, fast),
-                        "differing": differing(plain, fast),
+                        "differing": differing(fast, plain),
                     }
                 )
     return found
@@ -52,15 +52,15 @@ def by_category(measured: Sequence[Configuration], categories: Sequence[str]) ->
 def _both(configuration: Configuration) -> Iterator[Row]:
     plain, fast = texts(configuration.undrafted), texts(configuration.drafted)
     yield {**_row(configuration, configuration.undrafted), "drafts": False, "speed_up": None, "differing": None}
-    compared = {"speed_up": speed_up(plain, fast), "differing": differing(plain, fast)}
+    compared = {"speed_up": speed_up(plain, fast), "differing": differing(fast, plain)}
     yield {**_row(configuration, configuration.drafted), "drafts": True, **compared}
 
 
-def _row(configuration: Configuration, played: Sequence[Played]) -> Row:
-    found = texts(played)
+def _row(configuration: Configuration, runs: Sequence[Run]) -> Row:
+    found = texts(runs)
     tokens, accepted = sum(len(one.tokens) for one in found), sum(one.accepted for one in found)
     own = sum(max(0, len(one.tokens) - one.steps - one.accepted) for one in found)
-    together = [one.together for one in played]
+    together = [one.together for one in runs]
     return {
         "rtt_ms": configuration.rtt_ms,
         "users": configuration.users,
@@ -79,13 +79,13 @@ def _row(configuration: Configuration, played: Sequence[Played]) -> Row:
         "bytes_down": _ratio(sum(one.bytes_down for one in found), tokens, 1),
         "differing": None,
         "degenerate": sum(degenerates(one.tokens) for one in found),
-        "devices_busy": _median([one.busy for one in played], 2),
+        "devices_busy": _median([one.busy for one in runs], 2),
     }
 
 
-def texts(played: Sequence[Played]) -> list[Text]:
+def texts(runs: Sequence[Run]) -> list[Text]:
     """Return all texts."""
-    return [text for one in played for text in one.texts]
+    return [text for one in runs for text in one.texts]
 
 
 def acceptance_length(found: Sequence[Text]) -> float | None:
@@ -98,11 +98,6 @@ def speed_up(undrafted: Sequence[Text], drafted: Sequence[Text]) -> float | None
     rates = {(one.prompt, one.turn): one.rate for one in undrafted}
     pairs = [(one.rate, rates.get((one.prompt, one.turn), 0.0)) for one in drafted]
     return _median([fast / plain for fast, plain in pairs if fast and plain], 3)
-
-
-def differing(undrafted: Sequence[Text], drafted: Sequence[Text]) -> int:
-    """Return how many texts are not the same with drafts."""
-    return Played(tuple(drafted), 0.0).differing(Played(tuple(undrafted), 0.0))
 
 
 def _median(values: Sequence[float], digits: int) -> float | None:
@@ -175,6 +170,8 @@ def described(document: Mapping[str, Any]) -> str:
         f"{counted(sum(document['prompts'].values()), 'prompt')} ({prompts}), each with drafts and without in turn,"
         f" at most {document['max_tokens']} tokens, temperature {document['temperature']:g}",
     ]
+    if document["too_long"]:
+        heading.append(f"{counted(document['too_long'], 'prompt')} left out, since the target cannot hold them.")
     if not document["whole"]:
         heading.append("It was interrupted: this is what was measured until then.")
     parts = [

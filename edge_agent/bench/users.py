@@ -35,17 +35,17 @@ TAIL = 64
 LOOPS = 0.75
 """Share of the 4-grams of a text's last TAIL tokens that came before, from which on the target goes round in a loop."""
 
-Ask = Sequence[int] | Sequence[str]
-"""The token ids of a prompt, or what a user says in a chat, turn by turn; the target's answers come in between."""
+PromptInput = Sequence[int] | Sequence[str]
+"""The token ids of a prompt, or the turns of a user in a chat, between which the target answers."""
 
 
 @dataclass(frozen=True)
 class Users:
-    """Describe users who generate at the same time, and what they ask for."""
+    """Describe users who generate at the same time."""
 
     device: Mapping[str, Any]
     """Settings of each device, over those of the environment; with the address of a coordinator or a verifier."""
-    asks: Sequence[Ask]
+    prompts: Sequence[PromptInput]
     """Those after the first `warm` are shared: of `count` users the first has the 1st, the (count + 1)th and so on."""
     count: int = 1
     draft: str | None = None
@@ -55,10 +55,11 @@ class Users:
     options: Mapping[str, Any] = field(default_factory=lambda: SAMPLED)
     """Of each request."""
     seconds: float | None = None
-    """Time after which what still runs is cut off; users begin with their asks again until then."""
+    """Time after which what still runs is cut off; users begin with their prompts again until then."""
+    read: bool = False
+    """Whether the verifier reads all prompts before, so that each first token is that of a known one."""
     warm: int = 1
-    """Asks, the first ones, that each new device makes before, uncounted, so that it has learned how good its draft is.
-    """
+    """Prompts, the first ones, that each new device answers before, uncounted, to learn how good its draft is."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Text:
 
     user: int
     prompt: int
-    """Number of the ask."""
+    """Its number among the prompts."""
     tokens: tuple[int, ...]
     begun_s: float
     delivered_s: tuple[float, ...]
@@ -104,7 +105,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Played:
+class Run:
     """Hold the texts of users that ran at the same time. busy: share of their cores' time that their processes took."""
 
     texts: tuple[Text, ...]
@@ -140,15 +141,16 @@ class Played:
         """Return how many texts end in a loop."""
         return sum(degenerates(text.tokens) for text in self.texts)
 
-    def differing(self, reference: Played) -> int:
-        """Return how many texts are not those of the reference, as far as those go that were cut off."""
-        expected = {(text.prompt, text.turn): text.tokens for text in reference.texts if text.whole}
-        pairs = ((text, expected.get((text.prompt, text.turn))) for text in self.texts)
-        return sum(
-            text.tokens != (wanted if text.whole else wanted[: len(text.tokens)])
-            for text, wanted in pairs
-            if wanted is not None
-        )
+
+def differing(texts: Sequence[Text], reference: Sequence[Text]) -> int:
+    """Return how many texts are not those of the reference, as far as those go that were cut off."""
+    expected = {(text.prompt, text.turn): text.tokens for text in reference if text.whole}
+    pairs = ((text, expected.get((text.prompt, text.turn))) for text in texts)
+    return sum(
+        text.tokens != (wanted if text.whole else wanted[: len(text.tokens)])
+        for text, wanted in pairs
+        if wanted is not None
+    )
 
 
 def degenerates(tokens: Sequence[int]) -> bool:
@@ -159,10 +161,10 @@ def degenerates(tokens: Sequence[int]) -> bool:
     return len(tail) >= TAIL // 2 and sum(first[grams[i]] < i for i in tail) > LOOPS * len(tail)
 
 
-async def play(users: Users, cores: Sequence[int]) -> Played:
+async def run_users(users: Users, cores: Sequence[int]) -> Run:
     """Run the users on these cores, one process for each core, and return what they got. Raises Unavailable."""
     async with devices(users.count, cores) as running:
-        return await running.play(users)
+        return await running.run(users)
 
 
 @contextlib.asynccontextmanager
@@ -177,13 +179,13 @@ async def devices(count: int, cores: Sequence[int], *, pinned: bool = True) -> A
 
 
 class Devices:
-    """The processes of users. A user who plays again with the same draft and distance has the same device."""
+    """The processes of users. A user who runs again with the same draft and distance has the same device."""
 
     def __init__(self, processes: Sequence[asyncio.subprocess.Process], cores: int) -> None:
         self._processes = processes
         self._cores = cores
 
-    async def play(self, users: Users) -> Played:
+    async def run(self, users: Users) -> Run:
         """Run the users, and return what they got. Raises Unavailable if one of them fails."""
         every = len(self._processes)
         for first, process in enumerate(self._processes):
@@ -195,7 +197,7 @@ class Devices:
         answers = await asyncio.gather(*map(_answer, self._processes))
         texts = (Text(**text) for answer in answers for text in answer["texts"])
         longest_s = max(answer["seconds"] for answer in answers)
-        return Played(tuple(texts), sum(answer["cpu_s"] for answer in answers) / longest_s / self._cores)
+        return Run(tuple(texts), sum(answer["cpu_s"] for answer in answers) / longest_s / self._cores)
 
 
 @contextlib.asynccontextmanager
@@ -239,7 +241,7 @@ class Process:
         self._clients: dict[tuple[int, str | None, float], AsyncClient] = {}
 
     async def run(self) -> None:
-        """Play what each line on stdin asks for, until its end: prepare, wait for a line, and print what users got."""
+        """Run the users that each line on stdin describes: prepare, wait for a line, and print what users got."""
         while line := await asyncio.to_thread(sys.stdin.readline):
             request = json.loads(line)
             first, every = request.pop("first"), request.pop("every")
@@ -249,8 +251,8 @@ class Process:
             await asyncio.to_thread(sys.stdin.readline)
             began, cpu_s = time.monotonic(), time.process_time()
             until = None if users.seconds is None else began + users.seconds
-            playing = [self._user(users, number).play(until) for number in range(first, users.count, every)]
-            texts = [asdict(text) for found in await asyncio.gather(*playing) for text in found]
+            running = [self._user(users, number).run(until) for number in range(first, users.count, every)]
+            texts = [asdict(text) for found in await asyncio.gather(*running) for text in found]
             taken = {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu_s}
             print(json.dumps({"texts": texts} | taken), flush=True)
 
@@ -261,6 +263,8 @@ class Process:
             client = self._clients[number, users.draft, users.rtt_ms] = await self._device(users)
             await client.prepare()
         await asyncio.gather(*(self._user(users, number).warm_up() for number in fresh))
+        if users.read:
+            await asyncio.gather(*(self._user(users, number).read() for number in numbers))
 
     async def _device(self, users: Users) -> AsyncClient:
         if users.rtt_ms not in self._ways:
@@ -291,28 +295,37 @@ class User:
     async def warm_up(self) -> None:
         """Generate texts that do not count."""
         options = {**self.users.options, "speculation": True}
-        for ask in self.users.asks[: self.users.warm]:
-            await (await self._begun(_turns(ask)[:1], options)).drain()
+        for prompt in self.users.prompts[: self.users.warm]:
+            await (await self._stream(_turns(prompt)[:1], options)).drain()
 
-    async def play(self, until: float | None) -> list[Text]:
-        """Return the texts of the user's asks; those of the first ones again until `until`, if there is such a time."""
+    async def read(self) -> None:
+        """Let the verifier read the first turn of each prompt of the user."""
+        for prompt in self._own():
+            options = {**self.users.options, "max_tokens": 1}
+            await (await self._stream(_turns(self.users.prompts[prompt])[:1], options)).drain()
+
+    async def run(self, until: float | None) -> list[Text]:
+        """Return the texts of the user's prompts; they begin again until `until`, if there is such a time."""
         found: list[Text] = []
-        shared = range(self.users.warm, len(self.users.asks))
-        own = shared[self.number :: self.users.count] or [shared[self.number % len(shared)]]
-        turn = 0
+        own, turn = self._own(), 0
         while turn < len(own) if until is None else time.monotonic() < until:
             found += await self._texts(own[turn % len(own)], until)
             turn += 1
         return found
 
+    def _own(self) -> Sequence[int]:
+        """Return the numbers of the user's prompts."""
+        shared = range(self.users.warm, len(self.users.prompts))
+        return shared[self.number :: self.users.count] or [shared[self.number % len(shared)]]
+
     async def _texts(self, prompt: int, until: float | None) -> list[Text]:
-        """Return the text of an ask, in a chat those of all its turns, but none that was cut off before any token."""
+        """Return the text of a prompt, in a chat those of all its turns, but none that was cut off before any token."""
         found: list[Text] = []
         said: list[str | Sequence[int]] = []
-        for turn, asked in enumerate(_turns(self.users.asks[prompt])):
-            said.append(asked)
+        for turn, text in enumerate(_turns(self.users.prompts[prompt])):
+            said.append(text)
             begun, delivered, whole = time.monotonic(), list[float](), False
-            stream = await self._begun(said, self.users.options)
+            stream = await self._stream(said, self.users.options)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if until is None else max(0.0, until - time.monotonic())), stream:
                     while (chunk := await stream.next()) is not None:
@@ -345,7 +358,7 @@ class User:
             draft=counts.draft,
         )
 
-    async def _begun(self, said: Sequence[str | Sequence[int]], options: Mapping[str, Any]) -> CompletionStream:
+    async def _stream(self, said: Sequence[str | Sequence[int]], options: Mapping[str, Any]) -> CompletionStream:
         """Begin an answer. said: token ids, or what the user and the target said in turn.
 
         A target without a chat template continues the text of what was said.
@@ -361,10 +374,10 @@ class User:
         )
 
 
-def _turns(ask: Ask) -> list[str | Sequence[int]]:
+def _turns(prompt: PromptInput) -> list[str | Sequence[int]]:
     """Return what a user says, one after the other."""
-    texts = [one for one in ask if isinstance(one, str)]
-    return list[str | Sequence[int]](texts) or [[one for one in ask if isinstance(one, int)]]
+    texts = [one for one in prompt if isinstance(one, str)]
+    return list[str | Sequence[int]](texts) or [[one for one in prompt if isinstance(one, int)]]
 
 
 async def _run() -> None:

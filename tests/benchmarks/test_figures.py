@@ -24,7 +24,7 @@ from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, V
 from benchmarks.support.harness import Pair
 from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.target_reference import Reference
-from edge_agent.bench.users import Played, Text, degenerates
+from edge_agent.bench.users import Run, Text, degenerates, differing
 from outrider.core.addresses import split_address
 from outrider.core.coupling import position_key, session_key
 from outrider.core.errors import BadRequest
@@ -47,21 +47,21 @@ def test_the_rate_of_all_users_is_taken_while_all_of_them_run() -> None:
     early = text(0, 0, tuple(float(second) for second in range(11)))
     late = text(1, 1, tuple(5.0 + second / 2 for second in range(21)))
     # From 5 s, when the second user begins, to 10 s, when the first one ends: 5 tokens and 10.
-    assert Played((early, late), busy=0.0).tokens_per_s == 3.0
+    assert Run((early, late), busy=0.0).tokens_per_s == 3.0
 
 
 def test_acceptance_length_is_tokens_by_steps_and_not_a_mean_of_ratios() -> None:
-    played = Played((text(0, 0, (1.0, 1.0, 1.0)), text(0, 1, (1.0, 2.0, 3.0))), busy=0.0)
-    assert played.acceptance_length == 6 / 4
+    run = Run((text(0, 0, (1.0, 1.0, 1.0)), text(0, 1, (1.0, 2.0, 3.0))), busy=0.0)
+    assert run.acceptance_length == 6 / 4
 
 
-@pytest.mark.parametrize(("tokens", "whole", "differing"), [("abc", True, 0), ("ab", False, 0), ("abd", True, 1)])
+@pytest.mark.parametrize(("tokens", "whole", "count"), [("abc", True, 0), ("ab", False, 0), ("abd", True, 1)])
 def test_a_text_differs_where_it_says_something_else_and_not_where_it_was_cut(
-    tokens: str, whole: bool, differing: int
+    tokens: str, whole: bool, count: int
 ) -> None:
-    reference = Played((text(0, 7, (1.0, 2.0, 3.0), "abc"),), busy=0.0)
+    reference = text(0, 7, (1.0, 2.0, 3.0), "abc")
     delivered = tuple(float(number) for number in range(len(tokens)))
-    assert Played((text(1, 7, delivered, tokens, whole=whole),), busy=0.0).differing(reference) == differing
+    assert differing([text(1, 7, delivered, tokens, whole=whole)], [reference]) == count
 
 
 def test_a_text_that_ends_in_a_loop_is_found_and_one_that_repeats_a_phrase_is_not() -> None:

@@ -8,7 +8,7 @@ from benchmarks.constrained import follows, ordered
 from benchmarks.control_plane import front_us
 from benchmarks.failover import Request, Session, Trial
 from benchmarks.overload import growth
-from edge_agent.bench.users import Played, Text
+from edge_agent.bench.users import Run, Text
 
 
 def session(*delivered_s: float, begun_s: float = 0.0) -> Session:
@@ -33,10 +33,10 @@ def test_the_front_costs_what_it_took_while_all_users_generated_by_their_steps()
         return Text(user, 0, (), 0.0, delivered_s, steps=0, evaluated=0, accepted=0)
 
     # The second user begins at 2 and ends at 8. Two tokens that come together are one step.
-    played = Played((text(0, 1.0, 3.0, 3.0, 5.0, 7.0, 9.0), text(1, 2.0, 4.0, 6.0, 8.0)), busy=0.0)
+    run = Run((text(0, 1.0, 3.0, 3.0, 5.0, 7.0, 9.0), text(1, 2.0, 4.0, 6.0, 8.0)), busy=0.0)
     samples = [(0.0, 0.0), (2.0, 0.001), (7.5, 0.006), (10.0, 1.0)]
-    assert front_us(played, samples) == pytest.approx(0.005 * 1e6 / 5)
-    assert front_us(played, samples[:2]) is None
+    assert front_us(run, samples) == pytest.approx(0.005 * 1e6 / 5)
+    assert front_us(run, samples[:2]) is None
 
 
 def test_memory_grows_by_the_slope_of_the_last_half_alone():

@@ -10,8 +10,7 @@ import pytest
 from edge_agent.bench.command import add_options
 from edge_agent.bench.measure import Configuration, Plan, blocks
 from edge_agent.bench.report import by_category, described, rows
-from edge_agent.bench.users import Played, Text
-from edge_agent.cli import main
+from edge_agent.bench.users import Run, Text
 from outrider.core.errors import BadRequest
 
 
@@ -31,7 +30,7 @@ def configuration() -> Configuration:
         text(0, [200, 300], each=2, accepted=1, evaluated=4, bytes_down=24),
         text(1, [100, 200], each=2, user=1, accepted=2, evaluated=4, tokens="xxxy"),
     ]
-    return Configuration(50.0, 2, [Played(tuple(plain), 0.1)], [Played(tuple(fast), 0.3)])
+    return Configuration(50.0, 2, [Run(tuple(plain), 0.1)], [Run(tuple(fast), 0.3)])
 
 
 def test_a_row_without_drafts_and_one_with_them_have_the_figures_of_all_texts(configuration: Configuration) -> None:
@@ -49,7 +48,7 @@ def test_a_row_without_drafts_and_one_with_them_have_the_figures_of_all_texts(co
 
 
 def test_categories_have_their_own_lengths_and_what_no_text_tells_is_none(configuration: Configuration) -> None:
-    configuration.drafted[0] = Played((text(0, [200, 300, 400]), text(1, [100], each=4, user=1)), 0.0)
+    configuration.drafted[0] = Run((text(0, [200, 300, 400]), text(1, [100], each=4, user=1)), 0.0)
     chat, code = by_category([configuration], ["chat", "code"])
     assert (chat["category"], chat["acceptance_length"], chat["speed_up"], chat["texts"]) == ("chat", 1.0, 1.0, 1)
     assert (code["category"], code["acceptance_length"], code["speed_up"]) == ("code", 4.0, None)
@@ -58,6 +57,7 @@ def test_categories_have_their_own_lengths_and_what_no_text_tells_is_none(config
 def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupted(configuration: Configuration) -> None:
     document = {
         "whole": False,
+        "too_long": 3,
         "cluster": "127.0.0.1:7700",
         "target": {"name": "T", "dtype": "float32", "backend": "b", "hardware": "h"},
         "device_drafts": ["draft.gguf", "n-grams"],
@@ -70,21 +70,30 @@ def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupte
         "categories": by_category([configuration], ["chat", "code"]),
     }
     said = described(document)
-    assert "interrupted" in said and "1 of 2 texts differ" in said and "draft.gguf, n-grams" in said
+    assert (
+        "interrupted" in said
+        and "3 prompts left out" in said
+        and "1 of 2 texts differ" in said
+        and "draft.gguf, n-grams" in said
+    )
     assert [line.split()[:4] for line in said.splitlines() if line.startswith("50 ms")] == [
         ["50", "ms", "2", "no"],
         ["50", "ms", "2", "yes"],
     ]
     assert "2.00 (2.00x)" in said and "1 of 2\n" in said and "2 CPUs" in said
-    document |= {"whole": True, "cluster": "10.0.0.1:7700"}
-    assert "interrupted" not in described(document) and "CPU" not in described(document)
+    document |= {"whole": True, "too_long": 0, "cluster": "10.0.0.1:7700"}
+    assert (
+        "interrupted" not in described(document)
+        and "left out" not in described(document)
+        and "CPU" not in described(document)
+    )
 
 
 def test_parts_of_the_prompts_give_every_user_two_or_more_and_each_prompt_comes_once() -> None:
-    for asks, users in ((16, 1), (16, 4), (17, 4), (16, 16), (31, 16), (3, 2)):
-        found = blocks(asks, users)
-        assert [i for begin, end in found for i in range(begin, end)] == list(range(asks))
-        assert all(end - begin >= min(asks, 2 * users) for begin, end in found)
+    for prompts, users in ((16, 1), (16, 4), (17, 4), (16, 16), (31, 16), (3, 2)):
+        found = blocks(prompts, users)
+        assert [i for begin, end in found for i in range(begin, end)] == list(range(prompts))
+        assert all(end - begin >= min(prompts, 2 * users) for begin, end in found)
 
 
 def test_more_users_than_prompts_are_refused() -> None:
@@ -106,9 +115,3 @@ def test_a_value_out_of_bounds_is_refused_by_its_name(wrong: str, capsys: pytest
         parser.parse_args(wrong.split())
     assert f"argument {wrong.split()[0]}: must be" in capsys.readouterr().err
     assert parser.parse_args(["--concurrency", "4,1,4"]).concurrency == [4, 1]
-
-
-def test_without_drafts_there_is_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "--draft", "none"])
-    assert ended.value.code == 2 and "nothing to compare" in capsys.readouterr().err

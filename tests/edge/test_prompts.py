@@ -53,7 +53,7 @@ def test_rows_of_well_known_benchmarks_are_read(tmp_path: Path) -> None:
         SHAREGPT[0],
     )
     assert read_prompts(written(tmp_path, *rows)) == [
-        Prompt("81", "writing", ("Write.", "Rewrite.")),
+        Prompt("81", "mt-bench", ("Write.", "Rewrite.")),
         Prompt("HumanEval/0", "some", ("def f():\n",)),
         Prompt("some-4", "some", ("How many?",)),
         Prompt("a_0", "some", ("Hi",)),
