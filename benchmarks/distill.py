@@ -219,7 +219,7 @@ async def distilled(system: System, **settings: Any) -> Distilled:
 
 @dataclass(frozen=True)
 class Domains:
-    """Hold what the tenant asks, and what drafts are measured on. All are the target's tokens."""
+    """Hold the tenant's prompts, and what drafts are measured on. All are the target's tokens."""
 
     questions: list[list[int]]
     heldout: Mapping[str, list[list[int]]]

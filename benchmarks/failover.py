@@ -350,7 +350,7 @@ class Trial:
         return self.opened.delivered_s[0] - self.opened.begun_s if self.opened.delivered_s else None
 
 
-async def play(bed: Testbed, client: AsyncClient, name: str, requests: Sequence[Request], begin: float) -> Trial:
+async def run_trial(bed: Testbed, client: AsyncClient, name: str, requests: Sequence[Request], begin: float) -> Trial:
     """Run a trial. requests: of its sessions, the last one's for that which is opened later. begin: share of tokens."""
     await bed.restore()
     fault, hold_s = FAULTS[name]
@@ -451,7 +451,7 @@ async def measure(options: argparse.Namespace) -> None:
                 trials = []
                 for turn in range(setting.trials):
                     share = draw.uniform(0.2, 0.6)
-                    trials.append(await play(bed, client, name, harness.rotated(requests, turn), share))
+                    trials.append(await run_trial(bed, client, name, harness.rotated(requests, turn), share))
                 rows.append(judge.row(name, trials))
                 say(rows[-1])
     harness.finish(

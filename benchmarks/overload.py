@@ -234,7 +234,7 @@ async def measure_crowds(options: argparse.Namespace, pair: Pair, prompts: Seque
                     clients(1, None, at, patient=False) as [impatient],
                     clients(round(times * slots), None, at) as users,
                 ):
-                    rows.append({"asks": via} | await Crowd(users, impatient, prompts, setting).run())
+                    rows.append({"via": via} | await Crowd(users, impatient, prompts, setting).run())
                 say(rows[-1])
     size = f"One verifier with {slots} slots, texts of {setting.tokens} tokens at temperature 0.8."
     harness.finish(options, size, rows, slots=slots)

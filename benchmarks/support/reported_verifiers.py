@@ -1,4 +1,4 @@
-"""Play verifiers and their sessions that exist only as reports to coordinators, and devices that open these sessions.
+"""Imitate verifiers and sessions that exist only as reports to coordinators, and devices that open these sessions.
 
 A verifier reports all of its sessions once a second over a connection of its own. Their telemetry goes on from report
 to report: counts grow, and each session's drafts are accepted at random with a probability of its own. One whose

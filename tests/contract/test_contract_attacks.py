@@ -138,7 +138,7 @@ def test_a_damaged_model_file_is_refused_with_a_clear_error_and_kills_no_device(
 
 
 class Crowd:
-    """Plays a verifier of another target, and the sessions of its tenants, by the protocol's messages alone."""
+    """Imitates a verifier of another target, and the sessions of its tenants, by the protocol's messages alone."""
 
     def __init__(self, cluster: Cluster, weights: str, tokenizer: str, channel: grpc.Channel) -> None:
         self._coordinator = coordinator_pb2_grpc.CoordinatorStub(channel)

@@ -34,7 +34,7 @@ class Model:
         return carried[0] if carried else None
 
 
-def play(script: list[tuple[int, int] | int], position: int) -> tuple[TokenTree, Model]:
+def run_script(script: list[tuple[int, int] | int], position: int) -> tuple[TokenTree, Model]:
     tree, model = TokenTree(position), Model(position)
     for move in script:
         if isinstance(move, int):
@@ -54,7 +54,7 @@ def play(script: list[tuple[int, int] | int], position: int) -> tuple[TokenTree,
 @settings(max_examples=300)
 @given(SCRIPTS, st.integers(0, 3))
 def test_the_tree_holds_just_what_extends_the_committed_sequence(script: list, position: int) -> None:
-    tree, model = play(script, position)
+    tree, model = run_script(script, position)
     assert {node.id: (*model.committed, *tree.path(node.id)) for node in tree} == model.nodes
     assert len(tree) == len(model.nodes)
     assert tree.position == len(model.committed)
@@ -66,7 +66,7 @@ def test_the_tree_holds_just_what_extends_the_committed_sequence(script: list, p
 @settings(max_examples=300)
 @given(SCRIPTS, st.integers(0, 3))
 def test_positions_depths_and_children_agree_with_the_paths(script: list, position: int) -> None:
-    tree, model = play(script, position)
+    tree, model = run_script(script, position)
     assert tree.path(ROOT) == []
     assert tree.depth(ROOT) == 0
     assert tree.position_under(ROOT) == tree.position
