@@ -155,7 +155,7 @@ class VerifierConfig(BaseSettings):
     traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
     """`module:function` that hides tokens from the log: (tokens, traffic_class, tenant) -> mask, true where hidden."""
     traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)
-    """Bytes of the log above which its oldest segments are deleted."""
+    """Bytes of the log above which its oldest files are deleted."""
 
     metrics: str = ""
     """HOST:PORT, or a port on loopback, to serve /metrics and /healthz at over plain HTTP; if empty neither is served.

@@ -227,13 +227,13 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
 
 def _forget(options: argparse.Namespace) -> int:
     from cloud_verifier.distill.run_folder import clean_up
-    from cloud_verifier.traffic.segments import SegmentLog
+    from cloud_verifier.traffic.log import TrafficLog
 
     layers = layers_of(DistillConfig, options)  # the two settings alone: a verifier's machine has no others
     traffic = layers.raw("traffic")
     if not traffic:
         raise BadRequest("traffic is required: give --traffic", field="traffic")
-    changed = SegmentLog(traffic).forget(options.tenant)
+    changed = TrafficLog(traffic).forget(options.tenant)
     clean_up(Path(layers.raw("state_dir")).expanduser() / "runs", keep_from=0, besides=None)  # datasets are built again
     print(f"{traffic}: {changed} files had records of {options.tenant}")
     return 0

@@ -28,7 +28,7 @@ from outrider.wire.ticket import Signer
 @contextlib.asynccontextmanager
 async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
     """Yield the loop, which has its state directory for itself. Raises core errors."""
-    from cloud_verifier.traffic.segments import SegmentLog
+    from cloud_verifier.traffic.log import TrafficLog
 
     logging.getLogger().setLevel(config.log_level)
     if not config.draft.is_file() and (config.student == "draft" or config.draft.resolve() != config.target.resolve()):
@@ -37,7 +37,7 @@ async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
     with _locked(config.state):
         async with heads_publisher(config) if config.student == "heads" else publisher(config) as its_publisher:
             weights_hash = its_publisher.target.weights_hash
-            counter = TrafficCounter(SegmentLog(config.traffic), weights_hash, config.alarm_tokens)
+            counter = TrafficCounter(TrafficLog(config.traffic), weights_hash, config.alarm_tokens)
             yield DistillLoop(config, functools.partial(run_stage, config), its_publisher, counter)
 
 

@@ -104,11 +104,11 @@ def build_dataset(run: Path) -> None:
     from cloud_verifier.distill.data import dataset
     from cloud_verifier.distill.data.plan import DatasetPlan
     from cloud_verifier.distill.training.plan import TrainingPlan
-    from cloud_verifier.traffic.segments import SegmentLog
+    from cloud_verifier.traffic.log import TrafficLog
 
     job = Job.read(run)
     TrainingPlan.read(run)
-    card = dataset.build(SegmentLog(job.traffic), run / DATASET, DatasetPlan(**job.dataset), time.time())
+    card = dataset.build(TrafficLog(job.traffic), run / DATASET, DatasetPlan(**job.dataset), time.time())
     sessions = sum(card.heldout_sessions.get(name, 0) for name in job.fresh)
     if sessions < job.rule.sessions:
         shutil.rmtree(run / DATASET)

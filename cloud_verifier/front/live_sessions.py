@@ -83,9 +83,7 @@ class LiveSessions:
         stream.announce(self._release_serial)  # the device's own knowledge may be old
 
     def left(self, session_id: str, epoch: int) -> None:
-        """End the recording of an epoch; its place is free unless a later one has it."""
-        if self.recorder is not None:
-            self.recorder.end(session_id, epoch)
+        """Free the place of an epoch that has ended, unless a later one has it."""
         stream = self.streams.get(session_id)
         if stream is not None and stream.epoch == epoch:
             del self.streams[session_id]

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,20 +23,22 @@ from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire.v1 import engine_pb2 as pb
 
 if TYPE_CHECKING:
-    from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
+    from cloud_verifier.traffic.log import TrafficLog
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4_096
 """Events that may wait for the thread; further ones are dropped, so that the front never waits."""
-UNWRITTEN = 8
-"""Multiple of `flush_tokens` that may wait for a store that refuses writes; beyond it tokens are dropped."""
-MAX_ENDED = 1_024
-"""Ended sessions whose last events may still come: the engine sends what it produced after the commit."""
+FLUSH_TOKENS = 16_384
+"""Tokens that are written at once, however early."""
+UNWRITTEN_TOKENS = 8 * FLUSH_TOKENS
+"""Tokens that may wait for a store that refuses writes; beyond it they are dropped."""
+SESSIONS = 2_048
+"""Sessions that are known, the latest: the engine's last events of one come after its stream has ended."""
 CLOSE_S = 30.0
 """Seconds that `close` waits for the thread."""
 TIDY_EVERY_S = 300.0
-"""Seconds between two rounds: an expired row is never read, and is deleted after so long at the latest."""
+"""Seconds between two deletions of days that are over."""
 
 
 @dataclass(frozen=True)
@@ -60,55 +62,45 @@ class TrafficRecorder:
 
     def __init__(
         self,
-        writer: SegmentWriter,
+        place: TrafficLog,
         *,
         redact: Redact | None = None,
         flush_s: float = 10.0,
-        flush_tokens: int = 16_384,
         prompt_tokens: int = 2_048,
+        max_bytes: float = float("inf"),
         clock: Callable[[], float] = time.time,
-        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin the thread. writer: takes passages, and writes on `flush`. flush_s: seconds within which what is
-        recorded is written. prompt_tokens: of a prompt that may be kept, the last so many ids are. clock: seconds
-        since 1970. on_close: called when the recorder has closed.
+        """Begin the thread, which also tidies the log. flush_s: seconds within which what is recorded is written.
+        prompt_tokens: of a prompt that may be kept, the last so many ids are. clock: seconds since 1970.
         """
         self.counts = RecordingCounts()
-        self._writer = writer
+        self._log = place
         self._flush_s = flush_s
-        self._flush_tokens = flush_tokens
+        self._max_bytes = max_bytes
         self._clock = clock
-        self._on_close = on_close
-        self._sessions: dict[tuple[str, int], RecordedSession] = {}
-        """(session id, epoch) -> a session that is recorded, or has ended a moment ago"""
-        self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, int], RecordedSession] = OrderedDict()
+        """(session id, epoch) -> a session that is recorded, the one that produced last at the end"""
         self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
+        self._unwritten: list[Passage] = []
         self._failure = RepeatedFailure(log, "the traffic log is written again")
         self._jobs: queue.Queue[tuple[RecordedSession, pb.RecordedTokens] | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
 
     def begin(self, session: RecordedSession, epoch: int) -> None:
-        """Record this epoch of a session."""
-        key = session.session_id, epoch
-        self._ended.pop(key, None)
-        self._sessions[key] = session
-
-    def end(self, session_id: str, epoch: int) -> None:
-        """Note that an epoch's stream has ended; the engine's last events of it may still be under way."""
-        key = session_id, epoch
-        if key in self._sessions:
-            self._ended[key] = None
-        while len(self._ended) > MAX_ENDED:
-            del self._sessions[self._ended.popitem(last=False)[0]]
+        """Record this epoch of a session; its events may come until `SESSIONS` others have begun since its last."""
+        self._sessions[session.session_id, epoch] = session
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
 
     def take(self, event: pb.EngineEvent) -> None:
         """Record what a session produced, if it was begun here."""
-        session = self._sessions.get((event.session_id, event.epoch))
-        if session is None:
+        key = event.session_id, event.epoch
+        if key not in self._sessions:
             return
+        self._sessions.move_to_end(key)
         try:
-            self._jobs.put_nowait((session, event.recorded))
+            self._jobs.put_nowait((self._sessions[key], event.recorded))
         except queue.Full:
             self.counts.dropped += len(event.recorded.token)
 
@@ -119,13 +111,15 @@ class TrafficRecorder:
             self._thread.join(CLOSE_S)
         if self.counts != RecordingCounts():
             log.info("traffic log: %s", self.counts)
-        self._on_close()
 
     def _work(self) -> None:
-        due = time.monotonic() + self._flush_s
+        flush_due, tidy_due = time.monotonic() + self._flush_s, 0.0
         while True:
+            if time.monotonic() >= tidy_due:
+                self._tidy()
+                tidy_due = time.monotonic() + TIDY_EVERY_S
             try:
-                job = self._jobs.get(timeout=max(0.0, due - time.monotonic()))
+                job = self._jobs.get(timeout=max(0.0, flush_due - time.monotonic()))
                 if job is None:
                     break
                 session, produced = job
@@ -134,9 +128,9 @@ class TrafficRecorder:
                 pass
             except Exception as error:
                 log.warning("an event of the engine cannot be recorded: %r", error)
-            if time.monotonic() >= due or self._passages.tokens >= self._flush_tokens:
+            if time.monotonic() >= flush_due or self._passages.tokens >= FLUSH_TOKENS:
                 self._write()
-                due = time.monotonic() + self._flush_s
+                flush_due = time.monotonic() + self._flush_s
         self._write(final=True)
 
     def _write(self, final: bool = False) -> None:
@@ -144,15 +138,24 @@ class TrafficRecorder:
         try:
             for passage in self._passages.take(self._clock(), final):
                 self.counts.recorded += len(passage)
-                self._writer.add(passage)
-            self._writer.flush()
+                self._unwritten.append(passage)
+            self._log.write(self._unwritten)
+            self._unwritten.clear()
             self._failure.worked()
         except Exception as error:
-            self._failure.failed("%d tokens are not yet in the traffic log: %r", self._writer.pending, error)
-            if final or self._writer.pending > UNWRITTEN * self._flush_tokens:
-                lost = self._writer.drop()
-                self.counts.recorded -= lost
-                self.counts.dropped += lost
+            waiting = sum(map(len, self._unwritten))
+            self._failure.failed("%d tokens are not yet in the traffic log: %r", waiting, error)
+            if final or waiting > UNWRITTEN_TOKENS:
+                self._unwritten.clear()
+                self.counts.recorded -= waiting
+                self.counts.dropped += waiting
+
+    def _tidy(self) -> None:
+        try:
+            if deleted := self._log.tidy(self._max_bytes):
+                log.warning("%d of the oldest files were deleted: the log had over %d bytes", deleted, self._max_bytes)
+        except Exception as error:
+            log.warning("the traffic log could not be tidied: %r", error)
 
 
 def _passage_from_proto(message: pb.RecordedTokens, session: RecordedSession, now: float) -> Passage:
@@ -183,43 +186,19 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
 
     Raises BadRequest if there can be no log or no redaction hook, and ImportError if fsspec lacks a package.
     """
-    from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter  # needs pyarrow
+    from cloud_verifier.traffic.log import TrafficLog  # needs pyarrow
 
     redact = load_hook(config.traffic_redact) if config.traffic_redact else None
     try:
-        segments = SegmentLog(config.traffic)
-        writer = SegmentWriter(config.traffic, verifier_id=verifier_id)
+        place = TrafficLog(config.traffic, verifier_id)
     except (OSError, ValueError) as error:
         raise BadRequest(
             f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic"
         ) from error
     return TrafficRecorder(
-        writer,
+        place,
         redact=redact,
         flush_s=config.traffic_flush_s,
         prompt_tokens=config.traffic_prompt_tokens,
-        on_close=keep_tidy(segments, config.traffic_max_bytes),
+        max_bytes=config.traffic_max_bytes,
     )
-
-
-def keep_tidy(segments: SegmentLog, max_bytes: int, interval_s: float = TIDY_EVERY_S) -> Callable[[], None]:
-    """Delete a log's expired rows, and keep it below `max_bytes`; return what stops that.
-
-    A thread does so now and every `interval_s` seconds, so that no writing waits. A round under way is left to itself:
-    it can end at any moment without harm.
-    """
-    stop = Event()
-
-    def work() -> None:
-        while True:
-            try:
-                segments.expire()
-                if deleted := segments.shrink(max_bytes):
-                    log.warning("%d of the oldest segments were deleted: the log had over %d bytes", deleted, max_bytes)
-            except Exception as error:
-                log.warning("the traffic log could not be tidied: %r", error)
-            if stop.wait(interval_s):
-                return
-
-    Thread(target=work, name="traffic-tidy", daemon=True).start()
-    return stop.set

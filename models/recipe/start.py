@@ -28,7 +28,7 @@ from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.data.texts import TRAIN, Text, load_texts
 from cloud_verifier.distill.run_folder import DATASET
 from cloud_verifier.distill.training.plan import TrainingPlan
-from cloud_verifier.traffic.segments import SegmentLog
+from cloud_verifier.traffic.log import TrafficLog
 
 WIDTH, LAYERS = 288, (0, 1, 28, 29)
 DATA = DatasetPlan(
@@ -108,7 +108,7 @@ def main() -> None:
     if options.quantized:
         TrainingPlan(base=options.quantized, **folders, minutes=options.minutes, **FINE_TUNING).write(run / "finetuned")
         return
-    card = build(SegmentLog(options.traffic), run / DATASET, DATA, time.time())
+    card = build(TrafficLog(options.traffic), run / DATASET, DATA, time.time())
     print(f"{card.train_tokens} tokens to learn from, held out {card.heldout}")
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32)
     draft = sliced(target, load_texts(run / DATASET / TRAIN), WIDTH, LAYERS)

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from scripted_engine import TARGET, VOCABULARY, Stream, front, until
 
+from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.recorder import TrafficRecorder
-from cloud_verifier.traffic.segments import SegmentWriter
 from cloud_verifier.verifier import _report
 from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
@@ -103,7 +103,7 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
     asked = tuple(range(VOCABULARY - 3, VOCABULARY))
     received = tuple(range(VOCABULARY - 6, VOCABULARY - 3))
     log = tmp_path / "log"
-    recorder = TrafficRecorder(SegmentWriter(str(log)), prompt_tokens=prompt_tokens)
+    recorder = TrafficRecorder(TrafficLog(str(log)), prompt_tokens=prompt_tokens)
     changes = {"traffic_prompt_tokens": prompt_tokens}
     async with front(tmp_path, authorise=allowing(**consent), recorder=recorder, **changes) as running:
         running.host.on_recorded = recorder.take

@@ -1,6 +1,6 @@
 """Build the dataset of one training from the traffic log: training, validation and held-out texts.
 
-    card = build(SegmentLog(url), folder, DatasetPlan(), now=time.time())
+    card = build(TrafficLog(url), folder, DatasetPlan(), now=time.time())
 
 writes `train/*.safetensors`, `validation/*.safetensors`, `heldout/*.safetensors` and, last, `card.json`. Validation
 text chooses the best checkpoint of a training; held-out text is the gate's alone. A hash of its id decides whether a
@@ -27,15 +27,15 @@ from cloud_verifier.distill.data.selection import age, class_names, select, shin
 from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.segments import SegmentLog
 from outrider.artifacts import atomic_files
 
 Splits = Mapping[str, Sequence[TextSpan]]
 """The chosen pieces of the log, by `TRAIN`, `VALIDATION` and `HELDOUT`."""
 
 
-def build(log: SegmentLog, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
+def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
     """Write a dataset into `folder`, in place of one that is there.
 
     The log is read twice, so that the target's distributions are in memory only for what is chosen. Raises OSError, and
@@ -84,7 +84,7 @@ def _card(splits: Splits, plan: DatasetPlan, facts: Mapping[str, Any]) -> Datase
     )
 
 
-def _lasting(log: SegmentLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
+def _lasting(log: TrafficLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
     """Return the passages that last for a whole run, and the tokens of those that do not. Raises PermanentFailure."""
     passages = list(log.read(plan.since_unix, now, whole=False))
     if not passages:

@@ -14,13 +14,13 @@ from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.selection import OTHERS
 
 if TYPE_CHECKING:
+    from cloud_verifier.traffic.log import TrafficLog
     from cloud_verifier.traffic.passage import Passage
-    from cloud_verifier.traffic.segments import SegmentLog
 
 MAX_TENANT_CLASSES = 8
 """Classes of one tenant that are counted separately: the first ones seen. The others are counted as one, `OTHERS`."""
 LATE_S = 300.0
-"""Seconds by which a passage may arrive after newer ones, since a verifier writes a segment once it is full or old."""
+"""Seconds by which a passage may arrive after newer ones, since a verifier writes them in turns."""
 FRESH_SHARE = 0.1
 """Least share of the new tokens with which a class is among those that a run trains for."""
 LATEST_WEIGHT = 0.5
@@ -70,7 +70,7 @@ class TrafficCounter:
     Every token of a session counts once, even if it was recorded more than once.
     """
 
-    def __init__(self, log: SegmentLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, log: TrafficLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
         """Take `window`, the number of tokens over which the acceptance of a class is measured."""
         self._clock = clock
         self._log = log
@@ -94,7 +94,7 @@ class TrafficCounter:
             self._ends, self._classes, self._tenants = {}, {}, {}
         now = self._clock()
         passages = self._log.read(max(since_unix, self._newest - LATE_S), whole=False)
-        for passage in sorted(passages, key=lambda one: one.time_unix):  # segments of several verifiers overlap
+        for passage in sorted(passages, key=lambda one: one.time_unix):  # files of several verifiers overlap
             # A verifier's clock may be ahead: its passages are counted later, so that `_newest` is not in the future.
             if since_unix < passage.time_unix <= now and passage.weights_hash == self._weights_hash:
                 self._add(passage)
@@ -103,7 +103,7 @@ class TrafficCounter:
 
     def tidy_log(self, now: float) -> None:
         """Delete expired passages from the log."""
-        self._log.expire(now)
+        self._log.tidy(now=now)
 
     def _add(self, passage: Passage) -> None:
         already = max(0, self._ends.get(passage.session_id, 0) - passage.start)

@@ -99,7 +99,7 @@ def passage(session: str, count: int, name: str, time: float, accepted: float = 
 class FakeLog(tiny_drafts.ListedLog):
     """Hold a traffic log in memory that nothing expires in."""
 
-    def expire(self, now: float) -> None:
+    def tidy(self, now: float) -> None:
         pass
 
 

@@ -12,7 +12,7 @@ from tiny_drafts import passage, tiny_base, tiny_tokenizer
 
 from cloud_verifier.distill import cli
 from cloud_verifier.distill.factory import _locked, target_hashes
-from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
+from cloud_verifier.traffic.log import TrafficLog
 from outrider.core.errors import Overloaded
 from outrider.wire.ticket import Signer
 
@@ -51,14 +51,11 @@ def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
 
 def test_a_tenant_that_withdraws_its_consent_is_forgotten_in_the_log_and_in_datasets(call, tmp_path: Path) -> None:
     traffic, run = str(tmp_path / "log"), tmp_path / "state" / "runs" / "1"
-    writer = SegmentWriter(traffic)
-    for tenant in ("gone", "kept"):
-        writer.add(passage("s", 0, [1, 2], tenant=tenant, expires_unix=4e9))
-    writer.flush()
+    TrafficLog(traffic).write(passage("s", 0, [1, 2], tenant=tenant, expires_unix=4e9) for tenant in ("gone", "kept"))
     (run / "dataset" / "train").mkdir(parents=True)
     status, out, _ = call("forget", "gone", "--traffic", traffic, "--state-dir", str(tmp_path / "state"))
     assert status == 0 and "1 files" in out
-    assert [one.tenant for one in SegmentLog(traffic).read()] == ["kept"]
+    assert [one.tenant for one in TrafficLog(traffic).read()] == ["kept"]
     assert list(run.iterdir()) == []
     assert call("forget", "gone")[0] == 2
 

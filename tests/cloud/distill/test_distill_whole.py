@@ -20,8 +20,8 @@ from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import CANARY
 from cloud_verifier.distill.stages import run_stage
+from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
 from outrider.artifacts.store import ArtifactStore
 from outrider.llama import LlamaModel
 
@@ -41,7 +41,7 @@ def sum_of(rng: random.Random) -> str:
 def record(folder: Path, weights_hash: str) -> int:
     """Record sessions of sums, each token all but certain; return the number of tokens."""
     rng, chance, tokens = random.Random(5), np.random.default_rng(5), 0
-    writer = SegmentWriter(str(folder))
+    passages: list[Passage] = []
     with LlamaModel.load(DRAFT) as model:
         for session in range(SESSIONS):
             ids = np.array(model.tokenize(sum_of(rng)), np.int32)
@@ -50,16 +50,14 @@ def record(folder: Path, weights_hash: str) -> int:
             log_probs = np.tile(np.log([0.93] + [0.009] * 7), (len(ids), 1)).astype(np.float32)
             now, n = time.time(), len(ids)
             tail, depths = np.full(n, 0.007, np.float32), np.zeros(n, np.uint8)
-            writer.add(
+            passages.append(
                 Passage(
                     *(f"session-{session}", f"tenant-{session % 4}", "sums", "", weights_hash, 0),
                     *(ids, top, log_probs, tail, depths, 0.0, now, now + 86_400.0),
                 )
             )
             tokens += n
-            if writer.pending >= 4_096:
-                writer.flush()
-    writer.flush()
+    TrafficLog(str(folder)).write(passages)
     return tokens
 
 
@@ -79,7 +77,7 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     releases = FakeReleases()
     artifacts = ArtifactStore(config.artifacts, ".gguf")
     publisher = Publisher(releases, ReleaseLedger(config.state / "releases"), artifacts, SIGNER, hashes)
-    counter = TrafficCounter(SegmentLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
+    counter = TrafficCounter(TrafficLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
     loop = DistillLoop(config, partial(run_stage, config), publisher, counter)
 
     assert await loop.once() is None, loop.state.history

@@ -55,7 +55,7 @@ def test_looking_again_counts_only_what_is_new_even_if_it_comes_late() -> None:
     assert counting.count(0.0, OURS)[0]["code"].tokens == 142
 
 
-def test_a_session_of_two_verifiers_counts_whole_whichever_segment_comes_first() -> None:
+def test_a_session_of_two_verifiers_counts_whole_whichever_file_comes_first() -> None:
     here, there = ([passage("a", 10, "code", 1.0 + i, start=10 * i) for i in range(k, 9, 2)] for k in (0, 1))
     assert counter(FakeLog([*here, *there, *here])).count(0.0, OURS)[0]["code"].tokens == 90
 

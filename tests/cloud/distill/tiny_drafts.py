@@ -144,7 +144,7 @@ def passage(session: str, start: int, tokens: Sequence[int], **changes: Any) -> 
 
 
 class ListedLog:
-    """Hold a traffic log in memory. Passages come in any order, as they do from the segments of several verifiers."""
+    """Hold a traffic log in memory. Passages come in any order, as they do from the files of several verifiers."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = list(passages)

@@ -16,43 +16,35 @@ from passages import NOW, contents
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine_process.loop import recorded_to_proto
 from cloud_verifier.traffic import recorder as module
+from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import RecordingCounts
 from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
-from cloud_verifier.traffic.segments import SegmentLog
 from outrider.wire.v1 import engine_pb2 as pb
 
 SOURCE = RecordedSession("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)
 
 
 class Disk:
-    """Act as a writer that keeps its batches, refuses them, or hangs."""
+    """Act as a log that keeps what it is given, refuses it, or hangs."""
 
     def __init__(self) -> None:
-        self.pending = 0
         self.written: list[Passage] = []
-        self.flushes = 0
+        self.asked = self.flushes = 0
         self.full = False
         self.go_on = Event()
         self.go_on.set()
-        self._added: list[Passage] = []
 
-    def add(self, passage: Passage) -> None:
-        self._added.append(passage)
-        self.pending += len(passage)
-
-    def flush(self) -> None:
+    def write(self, passages: list[Passage]) -> None:
+        self.asked += len(passages)
         self.go_on.wait(60)
         if self.full:
             raise OSError("no space left")
-        self.flushes += bool(self._added)
-        self.written += self._added
-        self.drop()
+        self.flushes += bool(passages)
+        self.written += passages
 
-    def drop(self) -> int:
-        dropped, self.pending = self.pending, 0
-        self._added = []
-        return dropped
+    def tidy(self, max_bytes: float) -> int:
+        return 0
 
 
 def recorded(start: int, tokens: list[int], session_id: str = "s", epoch: int = 1, draft: str = "ab") -> pb.EngineEvent:
@@ -106,12 +98,11 @@ def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -
 
 
 def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ENDED", 1)
+    monkeypatch.setattr(module, "SESSIONS", 1)
     disk = Disk()
     recorder = TrafficRecorder(disk)
     for session_id in ("s", "t"):
         recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0), 1)
-        recorder.end(session_id, 1)
     recorder.take(recorded(0, [4], session_id="s"))  # too long ago
     recorder.take(recorded(0, [5], session_id="t"))
     recorder.close()
@@ -119,16 +110,17 @@ def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: py
     assert len(recorder._sessions) == 1
 
 
-def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
+def test_what_is_recorded_is_written_in_time_or_when_there_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_TOKENS", 3)
     disk = Disk()
-    recorder = TrafficRecorder(disk, flush_s=0.1, flush_tokens=3)
+    recorder = TrafficRecorder(disk, flush_s=0.1)
     recorder.begin(SOURCE, 1)
     recorder.take(recorded(0, [5]))
     until(lambda: disk.flushes == 1)
     recorder.close()
 
     disk = Disk()
-    recorder = TrafficRecorder(disk, flush_s=60.0, flush_tokens=3)
+    recorder = TrafficRecorder(disk, flush_s=60.0)
     recorder.begin(SOURCE, 1)
     recorder.take(recorded(0, [5, 6]))
     recorder.take(recorded(2, [7]))
@@ -139,9 +131,9 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
 RECORDING = """
 import itertools, sys, time
 from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
-from cloud_verifier.traffic.segments import SegmentWriter
+from cloud_verifier.traffic.log import TrafficLog
 from outrider.wire.v1 import engine_pb2 as pb
-recorder = TrafficRecorder(SegmentWriter(sys.argv[1]), flush_s=0.2)
+recorder = TrafficRecorder(TrafficLog(sys.argv[1]), flush_s=0.2)
 recorder.begin(RecordedSession("s", "acme", "", "w", 0.0, 60.0), 1)
 for start in itertools.count():
     token = dict(token=[start], top=1, top_ids=bytes(4), top_log_probs=bytes(2), tail=bytes(2), proposed_depths=b"0")
@@ -152,7 +144,7 @@ for start in itertools.count():
 
 def test_what_a_killed_recorder_has_written_stays_whole(tmp_path: Path) -> None:
     def kept() -> list[int]:
-        return [token for one in SegmentLog(str(tmp_path)).read() for token in one.tokens.tolist()]
+        return [token for one in TrafficLog(str(tmp_path)).read() for token in one.tokens.tolist()]
 
     with subprocess.Popen([sys.executable, "-c", RECORDING, str(tmp_path)], stdout=subprocess.DEVNULL) as process:
         for _ in range(3):  # each flush writes what came since the last one
@@ -165,15 +157,35 @@ def test_what_a_killed_recorder_has_written_stays_whole(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_delays_no_session_and_dropped_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKLOG", 8)
+    monkeypatch.setattr(module, "FLUSH_TOKENS", 1)
     disk = Disk()
     disk.go_on.clear()
-    recorder = TrafficRecorder(disk, flush_tokens=1)
+    recorder = TrafficRecorder(disk)
     recorder.begin(SOURCE, 1)
     recorder.take(recorded(0, [1]))
-    until(lambda: recorder._jobs.empty())
-    until(lambda: disk.pending == 1)
+    until(lambda: disk.asked == 1)
     for start in range(1, 101):
         recorder.take(recorded(start, [1]))
     disk.go_on.set()
     recorder.close()
     assert recorder.counts == RecordingCounts(recorded=9, dropped=92)
+
+
+def test_a_disk_that_is_full_is_tried_again_and_what_it_never_takes_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_TOKENS", 1)
+    monkeypatch.setattr(module, "UNWRITTEN_TOKENS", 3)
+    disk = Disk()
+    disk.full = True
+    recorder = TrafficRecorder(disk)
+    recorder.begin(SOURCE, 1)
+    for start in range(4):
+        recorder.take(recorded(start, [start]))
+        until(lambda start=start: disk.asked == (start + 1) * (start + 2) // 2)
+    until(lambda: recorder.counts.dropped == 4)
+    recorder.take(recorded(4, [4]))
+    until(lambda: disk.asked == 11)
+    disk.full = False
+    recorder.close()
+    assert recorder.counts == RecordingCounts(recorded=1, dropped=4) and texts(disk) == [("s", 4, [4])]
