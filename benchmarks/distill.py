@@ -42,7 +42,8 @@ from outrider.core.errors import BadRequest, Unavailable
 TENANT, OTHER = "reasoning", "chat"
 """Categories of our prompts: of the tenant's questions, and of another domain."""
 LOSSES = ("kl", "tv", "hybrid")
-STAGES = ("dataset", "training", "export", "gate")
+RESULTS = {"dataset": "dataset.log", "training": "done.json", "export": "export.json", "gate": "gate.json"}
+"""The last file that each stage of the loop writes."""
 FLUSH_S = 1.0
 AT_ONCE = 16
 """Requests of the tenant at a time."""
@@ -79,7 +80,7 @@ QUICK = Setting(
     devices=2,
     training={"batch_tokens": 512, "micro_tokens": 512, "learning_rate": 1e-3, "warmup_steps": 3, "measure_steps": 20},
     dataset={"heldout_share": 0.25, "validation_share": 0.15},
-    gate={"gate_sessions": 4},
+    gate={"sessions": 4},
 )
 
 
@@ -119,12 +120,11 @@ class System:
             "state_dir": self.state,
             "coordinator": self.cluster.address,
             "fresh_tokens": 1,
-            "nice": 0,
-            "threads": harness.CORES,
-            "train_minutes": self._setting.train_minutes,
-            "training_options": json.dumps(dict(self._setting.training)),
+            "training_options": json.dumps(
+                {"threads": harness.CORES, "minutes": self._setting.train_minutes, **self._setting.training}
+            ),
             "dataset_options": json.dumps(dict(self._setting.dataset)),
-            **self._setting.gate,
+            "gate": json.dumps(dict(self._setting.gate)),
             **settings,
         }
         variables = {f"OUTRIDER_DISTILL_{name.upper()}": str(value) for name, value in given.items()}
@@ -182,10 +182,11 @@ class Distilled:
         runs = sorted((state / "runs").glob("*"), key=lambda folder: int(folder.name))
         if not runs or not (runs[-1] / "gate.json").is_file():
             raise Unavailable("the loop has trained no draft: there is too little traffic, or it has failed")
-        folder, spent = runs[-1], json.loads((state / "state.json").read_bytes())["spent"]
+        folder = runs[-1]
+        ends = [(folder / name).stat().st_mtime for name in ("job.json", *RESULTS.values())]
         return cls(
             folder / "draft.gguf",
-            {name: round(seconds / 60.0, 2) for name, (_, seconds) in zip(STAGES, spent, strict=False)},
+            {name: round((end - begun) / 60.0, 2) for name, begun, end in zip(RESULTS, ends, ends[1:], strict=True)},
             json.loads((folder / "gate.json").read_bytes()),
             json.loads((folder / "done.json").read_bytes()),
         )
@@ -296,7 +297,7 @@ async def measure(options: argparse.Namespace) -> None:
         rows = [await row_of(system, "before", pair.draft, setting, domains)]
         for loss in LOSSES if options.losses else ():
             # No draft gains so much: it is evaluated, and not published.
-            apart = {"state_dir": system.state / loss, "loss": loss, "gate_gain": 100.0}
+            apart = {"state_dir": system.state / loss, "training_options_loss": loss, "gate_gain": 100.0}
             run = await distilled(system, **apart)
             rows.append(await row_of(system, f"after, {loss}", run.file, setting, domains))
         run = await distilled(system)

@@ -123,8 +123,7 @@ def _add_publishing(commands: Any) -> None:
         "--verdict", type=Path, metavar="JSON", help="output of `gate`, for the manifest's metrics [default: none]"
     )
     publish.set_defaults(run=lambda options: asyncio.run(_publish(_fetched(_config(options)), options)))
-    # Its own option says how the file is quantized.
-    _add_settings(publish, DistillConfig.model_fields.keys() - {"quantization"}, " FILE")
+    _add_settings(publish, DistillConfig.model_fields.keys(), " FILE")
 
     key = commands.add_parser("key", help="make a publisher's key, or show the public half of an existing one")
     key.add_argument(
@@ -148,11 +147,12 @@ def _config(options: argparse.Namespace) -> DistillConfig:
 
 def _fetched(config: DistillConfig) -> DistillConfig:
     """Return the settings with paths for ids of the hub. Raises ModelRefused, Unavailable, or ImportError."""
-    draft = config.draft
-    if config.student == "draft":
-        draft = fetch_draft(draft)
-    paths = {"draft": draft, "target": fetch_target(config.target, "--target")}
-    return config.model_copy(update=paths)
+    target = fetch_target(config.target, "--target")
+    if config.heads:
+        draft = target if config.draft.suffix != ".safetensors" else config.draft
+    else:
+        draft = fetch_draft(config.draft)
+    return config.model_copy(update={"draft": draft, "target": target})
 
 
 def _log_format(options: argparse.Namespace) -> LogFormat:
@@ -171,9 +171,9 @@ async def _run(config: DistillConfig) -> int:
             from outrider.telemetry.metrics_server import serving
             from outrider.telemetry.prometheus import registry
 
-            collector = DistillCollector(loop, config)
+            collector = DistillCollector(loop)
             await stack.enter_async_context(serving(config.metrics, registry(collector), lambda: ""))
-        task = asyncio.create_task(loop.run())
+        task = asyncio.create_task(loop.run_forever())
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
@@ -183,9 +183,15 @@ async def _run(config: DistillConfig) -> int:
 
 async def _once(config: DistillConfig) -> int:
     async with _loop(config) as loop:
-        outcome = await loop.once()
-        print(loop.state if outcome is None else f"run {outcome.number}: {outcome.result} {outcome.reason}".rstrip())
-    return 0 if outcome is None or outcome.result in ("stable", "waiting") else EXIT_REFUSED
+        from cloud_verifier.distill.loop import described
+
+        ended = await loop.once()
+    outcome = ended.outcome if ended else None
+    if ended is None or outcome is None:
+        print(described(config))
+        return 0
+    print(f"run {ended.number}: {outcome.result} {outcome.reason}".rstrip())
+    return 0 if outcome.result in ("stable", "waiting") else EXIT_REFUSED
 
 
 def _loop(config: DistillConfig) -> contextlib.AbstractAsyncContextManager[DistillLoop]:
@@ -195,16 +201,18 @@ def _loop(config: DistillConfig) -> contextlib.AbstractAsyncContextManager[Disti
 
 
 async def _status(config: DistillConfig) -> int:
-    from cloud_verifier.distill.factory import heads_publisher, release_client
-    from cloud_verifier.distill.state import LoopState
+    from cloud_verifier.distill.factory import publisher, release_client
+    from cloud_verifier.distill.loop import described
+    from cloud_verifier.distill.run_folder import all_runs
 
-    state = LoopState.load(config.state)
-    print(f"{state} ({state.run.stage(config.runs)})" if state.run else state)
-    for outcome in state.history:
-        print(f"  run {outcome.number}: {outcome.result} {outcome.release[:12]} ({outcome.cause}) {outcome.reason}")
-    if config.student == "heads":
-        async with heads_publisher(config) as heads:
-            releases: Sequence[ReleaseRecord] = list((await heads.known()).values())
+    print(described(config))
+    for run in all_runs(config.runs):
+        if outcome := run.outcome:
+            print(f"  run {run.number}: {outcome.result} {run.release[:12]} ({run.job.cause}) {outcome.reason}")
+    releases: Sequence[ReleaseRecord]
+    if config.heads:
+        async with publisher(config) as heads:
+            releases = list((await heads.known()).values())
     else:
         async with release_client(config) as registry:
             releases = await registry.list()
@@ -214,19 +222,19 @@ async def _status(config: DistillConfig) -> int:
 
 
 async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.factory import heads_publisher, publisher
+    from cloud_verifier.distill.factory import publisher
 
     if not options.file.is_file():
         raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")
     metrics = json.loads(options.verdict.read_bytes())["metrics"] if options.verdict else {}
-    async with heads_publisher(config) if config.student == "heads" else publisher(config) as its_publisher:
+    async with publisher(config) as its_publisher:
         known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
     print(f"release {known.manifest.version}, {known.digest}: {known.state}")
     return 0
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.run_folder import clean_up
+    from cloud_verifier.distill.run_folder import DATASET, RunFolder
     from cloud_verifier.traffic.log import TrafficLog
 
     layers = layers_of(DistillConfig, options)  # the two settings alone: a verifier's machine has no others
@@ -234,7 +242,8 @@ def _forget(options: argparse.Namespace) -> int:
     if not traffic:
         raise BadRequest("traffic is required: give --traffic", field="traffic")
     changed = TrafficLog(traffic).forget(options.tenant)
-    clean_up(Path(layers.raw("state_dir")).expanduser() / "runs", keep_from=0, besides=None)  # datasets are built again
+    for dataset in Path(layers.raw("state_dir")).expanduser().glob(f"runs/*/{DATASET}"):
+        RunFolder(dataset.parent).delete_dataset()  # a run that needs it builds it again
     print(f"{traffic}: {changed} files had records of {options.tenant}")
     return 0
 

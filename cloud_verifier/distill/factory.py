@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.config import PUBLIC, TRAIN_MINUTES, DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.heads import HeadsPublisher
@@ -30,27 +28,40 @@ async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
     """Yield the loop, which has its state directory for itself. Raises core errors."""
     from cloud_verifier.traffic.log import TrafficLog
 
-    logging.getLogger().setLevel(config.log_level)
-    if not config.draft.is_file() and (config.student == "draft" or config.draft.resolve() != config.target.resolve()):
-        kind = "the GGUF that verifiers offer" if config.student == "draft" else "heads, or the target's folder"
-        raise BadRequest(f"draft {config.draft} is not a file; give {kind}", field="draft")
+    if not (config.draft.is_file() or config.heads):
+        raise BadRequest(f"draft {config.draft} is not a file; give the GGUF that verifiers offer", field="draft")
+    _check_options(config)
     with _locked(config.state):
-        async with heads_publisher(config) if config.student == "heads" else publisher(config) as its_publisher:
-            weights_hash = its_publisher.target.weights_hash
-            counter = TrafficCounter(TrafficLog(config.traffic), weights_hash, config.alarm_tokens)
-            yield DistillLoop(config, functools.partial(run_stage, config), its_publisher, counter)
+        async with publisher(config) as its_publisher:
+            counter = TrafficCounter(TrafficLog(config.traffic), its_publisher.target.weights_hash)
+            yield DistillLoop(config, run_stage, its_publisher, counter)
+
+
+def _check_options(config: DistillConfig) -> None:
+    """Raise BadRequest for a field of the plans that is wrong, so that it is found before a run begins."""
+    from pydantic import ValidationError
+
+    from cloud_verifier.distill.data.plan import DatasetPlan
+    from cloud_verifier.distill.training.plan import TrainingPlan
+
+    try:
+        DatasetPlan(**config.dataset_options)
+        paths = {"base": config.draft, "tokenizer": config.target, "dataset": config.runs}
+        length = {} if "steps" in config.training_options else {"minutes": TRAIN_MINUTES}
+        TrainingPlan(**paths | length | config.training_options)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        field = "dataset_options" if error.title == "DatasetPlan" else "training_options"
+        raise BadRequest(f"{field}: {'.'.join(map(str, first['loc']))}: {first['msg']}", field=field) from error
 
 
 @contextlib.asynccontextmanager
-async def heads_publisher(config: DistillConfig) -> AsyncIterator[HeadsPublisher]:
-    """Yield a publisher of heads for the target. Raises BadRequest."""
-    yield HeadsPublisher(config.artifacts, await asyncio.to_thread(target_hashes, config.target))
-
-
-@contextlib.asynccontextmanager
-async def publisher(config: DistillConfig) -> AsyncIterator[Publisher]:
-    """Yield a publisher of a target's drafts, with the loop's ledger. Raises BadRequest."""
+async def publisher(config: DistillConfig) -> AsyncIterator[Publisher | HeadsPublisher]:
+    """Yield a publisher of a target's drafts, with the loop's ledger, or of heads. Raises BadRequest."""
     hashes = await asyncio.to_thread(target_hashes, config.target)
+    if config.heads:
+        yield HeadsPublisher(config.artifacts, hashes)
+        return
     signer, artifacts = Signer.load(config.key), ArtifactStore(config.artifacts, ".gguf")
     async with release_client(config) as registry:
         yield Publisher(registry, ReleaseLedger(config.state / "releases"), artifacts, signer, hashes)
@@ -58,13 +69,12 @@ async def publisher(config: DistillConfig) -> AsyncIterator[Publisher]:
 
 def release_client(config: DistillConfig) -> ReleaseClient:
     """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
-    trust = ClientTls(config.coordinator_ca, config.coordinator_cert, config.coordinator_key)
-    tls = trust if config.tls or config.coordinator_ca or config.coordinator_cert else None
+    files = {part: Path(path).expanduser() for part, path in config.tls.items() if path != PUBLIC}
     given = config.admin_token.get_secret_value()
     return ReleaseClient(
         config.coordinator,
         admin_token=lambda: given or local_tokens.find(local_tokens.ADMIN, config.coordinator),
-        tls=tls,
+        tls=ClientTls(files.get("ca"), files.get("cert"), files.get("key")) if config.tls else None,
         insecure=config.insecure,
     )
 

@@ -1,4 +1,15 @@
-"""Define a run's folder: the job that its stages read, and the files that they leave there."""
+"""Define a run's folder, `runs/<number>`: its files say which stages are done, so that there is no other state.
+
+job.json            the run has begun; what its stages need
+plan.json           the trainer's plan
+dataset/card.json   the dataset is built; deleted after the gate
+done.json           training has ended, its result is in model/
+export.json         the result is exported, as draft.gguf, or heads.safetensors if heads are trained
+gate.json           the verdict of the gate
+release.json        the digest under which the draft was published
+outcome.json        the run has ended
+failures            a line for each failure of the present stage
+"""
 
 from __future__ import annotations
 
@@ -10,25 +21,36 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from cloud_verifier.distill.config import Embeddings, GateRule, Quantization
+from cloud_verifier.distill.config import GateRule
 from cloud_verifier.distill.data.plan import CARD, DatasetCard
 from outrider.artifacts import atomic_files
+from outrider.core.errors import BadRequest
 
 JOB, PLAN = "job.json", "plan.json"
-"""Files that the stages read: `Job`, and for the trainer `TrainingPlan`."""
 HEADS = "heads.safetensors"
 """The file of trained heads, in the run's folder and in that of the trained model."""
-DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
-"""Files that the stages write: dataset, trained model, the trainer's last file, the exported draft, the verdict."""
-
+DATASET, MODEL, DRAFT, FAILURES = "dataset", "model", "draft.gguf", "failures"
+DONE, EXPORT, VERDICT, RELEASE, OUTCOME = "done.json", "export.json", "gate.json", "release.json", "outcome.json"
 
 Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
+Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
+"""waiting: published, but held by an operator's pin; it may become stable later."""
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):
-    """The parameters of a run's stages, which do not change while it lasts."""
+    """Describes a run. It does not change while the run lasts."""
 
-    student: Literal["draft", "heads"] = "draft"
+    cause: str
+    fresh: tuple[str, ...]
+    """Traffic classes to train for."""
+    tokens: int
+    """Recorded tokens since the last run, when this one began."""
+    newest_unix: float
+    """Seconds; time of the newest traffic that the run uses up."""
+    usual: dict[str, float]
+    """Usual acceptance by class, with which that of later traffic is compared."""
+    heads: bool
+    """Whether heads are trained, and no draft."""
     traffic: str
     dataset: dict[str, Any]
     """Fields of `DatasetPlan`."""
@@ -42,48 +64,108 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     folder for new ones."""
     incumbent: Path
     """File that the result must beat; the target's folder if no heads are served yet."""
-    quantization: Quantization
-    embeddings: Embeddings | None = None
-    fresh: tuple[str, ...]
-    """Traffic classes to train for."""
+    parent: str
+    """Hex digest of the incumbent; empty if it is no file."""
     rule: GateRule
     threads: int = 1
 
     @property
     def artifact(self) -> str:
         """Return the name of the run's file that is judged and published."""
-        return HEADS if self.student == "heads" else DRAFT
+        return HEADS if self.heads else DRAFT
 
     @classmethod
     def read(cls, run: Path) -> Job:
-        """Read the job in a run's folder. Raises OSError and pydantic.ValidationError."""
-        return cls.model_validate_json((run / JOB).read_bytes())
+        """Read the job in a run's folder. Raises BadRequest if it is damaged."""
+        try:
+            return cls.model_validate_json((run / JOB).read_bytes())
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{run / JOB} cannot be read ({error}); move the run's folder away") from error
+
+
+class Outcome(BaseModel, frozen=True):
+    """What became of a run that has ended."""
+
+    result: Result
+    reason: str
+    ended_unix: float
 
 
 class RunFolder:
     """Holds the files of one run."""
 
-    def __init__(self, runs: Path, number: int) -> None:
-        self.path = runs / str(number)
-        self.dataset = self.path / DATASET
-
-    def prepare(self, job: Job, training_plan: Mapping[str, Any]) -> None:
-        """Write the job and the plan into an empty folder, in place of one that a killed process has begun."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
-        atomic_files.write(self.path / JOB, job.model_dump_json(indent=1).encode())
-        atomic_files.write(self.path / PLAN, json.dumps(training_plan, indent=1).encode())
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.dataset = path / DATASET
 
     @property
-    def next_stage(self) -> Stage:
-        """Return the stage that comes next: the first one whose result is missing."""
-        if self._has(VERDICT):
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @classmethod
+    def begin(cls, runs: Path, number: int, job: Job, training_plan: Mapping[str, Any]) -> RunFolder:
+        """Write the job and the plan into a new folder, in place of one that a killed process has begun."""
+        run = cls(runs / str(number))
+        shutil.rmtree(run.path, ignore_errors=True)
+        run.path.mkdir(mode=0o700, parents=True)
+        run.write(PLAN, training_plan)
+        atomic_files.write(run.path / JOB, job.model_dump_json(indent=1).encode())  # last: it begins the run
+        return run
+
+    @property
+    def job(self) -> Job:
+        """Read the job. Raises BadRequest if it is damaged."""
+        return Job.read(self.path)
+
+    @property
+    def stage(self) -> Stage | None:
+        """Return the stage that comes next, the first one whose result is missing; None if the run has ended."""
+        if self.has(OUTCOME):
+            return None
+        if self.has(RELEASE):
+            return "canary"
+        if self.has(VERDICT):
             return "publish"
         if not (self.dataset / CARD).is_file():
             return "dataset"
-        if not self._has(DONE):
+        if not self.has(DONE):
             return "training"
-        return "gate" if self._has(DRAFT, HEADS) else "export"
+        return "gate" if self.has(EXPORT) else "export"
+
+    @property
+    def release(self) -> str:
+        """Return the hex digest under which the draft was published; empty if it was not."""
+        return str(self.read(RELEASE)["release"]) if self.has(RELEASE) else ""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Return what became of the run; None before its end."""
+        return Outcome(**self.read(OUTCOME)) if self.has(OUTCOME) else None
+
+    @property
+    def failures(self) -> int:
+        """Return how often the present stage has failed in a row."""
+        return len((self.path / FAILURES).read_text().splitlines()) if self.has(FAILURES) else 0
+
+    def failed(self, reason: str) -> None:
+        """Note a failure of the present stage."""
+        with (self.path / FAILURES).open("a") as file:
+            file.write(" ".join(reason.split()) + "\n")
+
+    def worked(self) -> None:
+        """Note that a stage has ended with its result."""
+        (self.path / FAILURES).unlink(missing_ok=True)
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Read a JSON file. Raises OSError and ValueError."""
+        return dict(json.loads((self.path / name).read_bytes()))
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file, whole or not at all. Raises OSError."""
+        atomic_files.write(self.path / name, json.dumps(content, indent=1).encode())
 
     def dataset_lasts(self, until_unix: float) -> bool:
         """Return whether none of the dataset expires before a time in seconds; False if there is no dataset."""
@@ -97,18 +179,21 @@ class RunFolder:
         (self.dataset / CARD).unlink(missing_ok=True)  # first: what a kill leaves is no dataset
         shutil.rmtree(self.dataset, ignore_errors=True)
 
-    def verdict(self) -> dict[str, Any]:
-        """Read the gate's verdict. Raises OSError and ValueError."""
-        return dict(json.loads((self.path / VERDICT).read_bytes()))
+    def delete(self) -> None:
+        """Delete the run, as if it had not begun."""
+        (self.path / JOB).unlink()  # first: what a kill leaves is no run
+        shutil.rmtree(self.path, ignore_errors=True)
 
-    def _has(self, *names: str) -> bool:
-        return any((self.path / name).is_file() for name in names)
+    def empty(self) -> None:
+        """Delete all but the JSON files, which tell the run's story."""
+        for path in self.path.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix != ".json":
+                path.unlink(missing_ok=True)
 
 
-def clean_up(runs: Path, keep_from: int, besides: int | None) -> None:
-    """Delete the datasets of all runs, and all else of runs before `keep_from` but one."""
-    numbers = [int(path.name) for path in runs.glob("*") if path.name.isdecimal()]
-    for folder, number in ((RunFolder(runs, number), number) for number in numbers):
-        folder.delete_dataset()
-        if number < keep_from and number != besides:
-            shutil.rmtree(folder.path, ignore_errors=True)
+def all_runs(runs: Path) -> list[RunFolder]:
+    """Return the runs that have begun, the oldest first."""
+    found = (RunFolder(path) for path in runs.glob("*") if path.name.isdecimal())
+    return sorted((run for run in found if run.has(JOB)), key=lambda run: run.number)

@@ -1,14 +1,13 @@
 """Run the stages of a run, each in a process of its own: `python -m cloud_verifier.distill.stages STAGE RUN_DIR`.
 
 A stage (dataset, training, export or gate) reads `job.json`, and writes its result whole or not at all, so that it can
-be killed and repeated. Its exit status is 0 if it is done, or that of its error (`distill.errors`).
+be killed and repeated (`run_folder`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -17,50 +16,50 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
-from cloud_verifier.distill.run_folder import DATASET, DRAFT, HEADS, MODEL, VERDICT, Job
+from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.run_folder import DATASET, DRAFT, EXPORT, HEADS, MODEL, VERDICT, Job, RunFolder
 from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
 from outrider.processes import tied_to_this_process
 
 log = logging.getLogger(__name__)
 
+NICE = 10
+"""Niceness added to each stage, so that verifiers on the same machine come first."""
 STOP_S = 30.0
 """Seconds that a stage has to save its work after SIGTERM."""
 _SHOWN = 400
 """Characters of a failed stage's last line that its error has."""
-_ERRORS = {error.exit_status: error for error in (PermanentFailure, TooLittleTraffic)}
 
 
-async def run_stage(config: DistillConfig, stage: str, folder: Path, program: Sequence[str] = ("-m", __name__)) -> None:
+async def run_stage(
+    stage: str, folder: Path, limit_s: float, threads: int = 1, program: Sequence[str] = ("-m", __name__)
+) -> None:
     """Run a stage in a process of its own, with a niceness and limits on threads and time.
 
     Its output goes to `<stage>.log` of the run's `folder`. It ends with the loop: if this is cancelled, it is stopped
     and waited for. program: arguments of Python before the stage's name. Raises StageFailed.
     """
-    minutes = config.stage_minutes + (config.train_minutes if stage == "training" else 0.0)
     with (folder / f"{stage}.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             # A stage must not outlive a loop that was killed, since the next loop would start another one.
-            *tied_to_this_process(config.nice),
+            *tied_to_this_process(NICE),
             *(sys.executable, *program, stage, str(folder)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=os.environ | _environment(config.threads),
+            env=os.environ | _environment(threads),
             start_new_session=True,  # Ctrl-C in a terminal reaches the loop alone, which stops the stage
         )
     try:
-        async with asyncio.timeout(60 * minutes):
+        async with asyncio.timeout(limit_s):
             status = await process.wait()
     except TimeoutError:
-        raise StageFailed(f"{stage}: took longer than {minutes:.0f} minutes and was ended") from None
+        raise StageFailed(f"{stage}: took longer than {limit_s / 60:.0f} minutes and was ended") from None
     finally:
         await _stop(process)
     if status != 0:
-        error = _ERRORS.get(status, StageFailed)
-        raise error(f"{stage}: exit status {status}; {_last_line(folder / f'{stage}.log')}")
+        raise StageFailed(f"{stage}: exit status {status}; {_last_line(folder / f'{stage}.log')}")
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -76,16 +75,11 @@ def _environment(threads: int) -> dict[str, str]:
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
     """End a process with SIGTERM, or with SIGKILL if that takes too long, and wait for it."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_S)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    for end in (process.terminate, process.kill):
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, TimeoutError):
+                end()
+                await asyncio.wait_for(process.wait(), STOP_S)
 
 
 def _last_line(path: Path) -> str:
@@ -97,45 +91,35 @@ def _last_line(path: Path) -> str:
 
 
 def build_dataset(run: Path) -> None:
-    """Build the dataset, after reading the training plan so that a wrong one is found early.
-
-    Raises PermanentFailure and TooLittleTraffic.
-    """
+    """Build the dataset. Raises StageFailed if there is nothing to learn from or to measure on."""
     from cloud_verifier.distill.data import dataset
     from cloud_verifier.distill.data.plan import DatasetPlan
-    from cloud_verifier.distill.training.plan import TrainingPlan
     from cloud_verifier.traffic.log import TrafficLog
 
     job = Job.read(run)
-    TrainingPlan.read(run)
     card = dataset.build(TrafficLog(job.traffic), run / DATASET, DatasetPlan(**job.dataset), time.time())
-    sessions = sum(card.heldout_sessions.get(name, 0) for name in job.fresh)
-    if sessions < job.rule.sessions:
-        shutil.rmtree(run / DATASET)
-        raise TooLittleTraffic(
-            f"{sessions} held-out sessions of the fresh classes, the gate needs {job.rule.sessions}: more traffic is"
-            " waited for"
-        )
     log.info("dataset: %d tokens to learn from, held out %s", card.train_tokens, dict(card.heldout))
 
 
 def export_draft(run: Path) -> None:
-    """Export the trained model as a quantized file, or heads as they are. Raises PermanentFailure and ModelRefused."""
-    from cloud_verifier.distill.gguf.export import export
-
+    """Export the trained model, quantized as the incumbent is, or heads as they are. Raises GgufError, ModelRefused."""
     job = Job.read(run)
-    if job.student == "heads":
+    if job.heads:
         from cloud_verifier.engine.server_draft.head_models import describe_heads, load_heads
 
         load_heads(run / MODEL / HEADS, job.weights_hash)
-        with atomic_files.replacing(run / job.artifact) as partial:
+        with atomic_files.replacing(run / HEADS) as partial:
             shutil.copyfile(run / MODEL / HEADS, partial)
-        log.info("exported %s", describe_heads(run / MODEL / HEADS))
-        return
-    log.info(
-        "exported %s",
-        export(run / MODEL, job.target, run / DRAFT, job.quantization, embeddings=job.embeddings, threads=job.threads),
-    )
+        quantization, said = "BF16", describe_heads(run / MODEL / HEADS)
+    else:
+        from cloud_verifier.distill.gguf.export import export
+        from cloud_verifier.distill.gguf.reader import stored_as
+
+        quantization, embeddings = stored_as(job.incumbent)
+        out = run / DRAFT
+        said = str(export(run / MODEL, job.target, out, quantization, embeddings=embeddings, threads=job.threads))
+    log.info("exported %s", said)
+    RunFolder(run).write(EXPORT, {"quantization": quantization})
 
 
 def judge(run: Path) -> None:
@@ -146,7 +130,7 @@ def judge(run: Path) -> None:
     from cloud_verifier.distill.publishing import gate
 
     job, texts = Job.read(run), load_texts(run / DATASET / HELDOUT)
-    if job.student == "heads":
+    if job.heads:
         from cloud_verifier.distill.training import eval_heads
 
         served = job.incumbent if job.incumbent.is_file() else None
@@ -163,7 +147,7 @@ def judge(run: Path) -> None:
             *(100 * group.chain_gain, 100 * group.chain_least),
             *(group.incumbent.acceptance, group.candidate.acceptance),
         )
-    atomic_files.write(run / VERDICT, json.dumps(verdict.to_json(), indent=1).encode())
+    RunFolder(run).write(VERDICT, verdict.to_json())
 
 
 def train(run: Path) -> int:
@@ -192,8 +176,7 @@ def main(arguments: Sequence[str]) -> int:
         return stage(run) or 0
     except (StageFailed, OutriderError, OSError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        kind = PermanentFailure if isinstance(error, ValueError) else StageFailed
-        return error.exit_status if isinstance(error, StageFailed) else kind.exit_status
+        return 1
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ class Passage:
     expires_unix: float
     """When it must no longer be used, in seconds since 1970."""
     prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT)
-    """`[p]`: the end of the prompt, only in a passage that begins a text and only with the tenant's consent. It is
-    context and no label: the target did not write it."""
+    """`[p]`: the end of the prompt, in the log only in a passage that begins a text and only with the tenant's consent.
+    It is context and no label: the target did not write it."""
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -54,10 +54,6 @@ class Passage:
             raise ValueError(
                 f"a passage of {n} tokens has top_ids {self.top_ids.shape}, top_log_probs {self.top_log_probs.shape},"
                 f" tail {self.tail.shape} and depths {self.proposed_depths.shape}; must be [n, K] twice and [n] twice"
-            )
-        if self.prompt.ndim != 1 or (len(self.prompt) and self.start):
-            raise ValueError(
-                f"a passage from position {self.start} on has a prompt {self.prompt.shape}; must be [p], from 0 on"
             )
 
     def __len__(self) -> int:

@@ -39,7 +39,7 @@ class Process:
     needs: Mapping[str, str]
     """Settings that must be given."""
     numbers: tuple[str, str, str]
-    """Three of its settings that are whole numbers, and take 1 to 9."""
+    """Three of its settings that take 1 to 9; the last is a whole number."""
 
 
 NEEDED = dict.fromkeys(("traffic", "target", "draft", "artifacts"), "x")
@@ -74,7 +74,7 @@ PROCESSES = (
         ("cloud_verifier.distill.cli", "run"),
         distill_cli.parser,
         NEEDED,
-        ("threads", "nice", "attempts"),
+        ("metrics", "traffic", "fresh_tokens"),
     ),
 )
 

@@ -35,7 +35,7 @@ def test_all_that_is_wrong_is_said_once_as_it_would_be_at_the_start(tmp_path: Pa
         verifier={"threads": "four"},
         edge={"serve_listen": "0.0.0.0:8080"},
     )
-    ran = run(*COMMAND, str(file), "-o", "json", OUTRIDER_DISTILL_THREADS="0")
+    ran = run(*COMMAND, str(file), "-o", "json", OUTRIDER_DISTILL_FRESH_TOKENS="0")
     assert ran.returncode == 2
     said = ran.stderr.splitlines()
     assert said == [f"outrider: {problem}" for problem in json.loads(ran.stdout)["problems"]] and len(said) == 5
@@ -44,7 +44,7 @@ def test_all_that_is_wrong_is_said_once_as_it_would_be_at_the_start(tmp_path: Pa
         f"{file}: [coordinator] lissten: there is no such setting",
         f"{file}: [verifier] threads: Input should be a valid integer",
         "edge: listen is 0.0.0.0:8080: others than this machine could use the cluster",
-        "OUTRIDER_DISTILL_THREADS: Input should be greater than or equal to 1, got '0'",
+        "OUTRIDER_DISTILL_FRESH_TOKENS: Input should be greater than or equal to 1, got '0'",
     ):
         assert len([line for line in said if part in line]) == 1, part
 

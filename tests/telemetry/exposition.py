@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
 from cloud_verifier.distill.metrics import DistillCollector
-from cloud_verifier.distill.state import LoopState
 from cloud_verifier.front.metrics import VerifierCollector
 from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters, StoreCounters
 from edge_agent.metrics import EdgeMetrics
@@ -42,13 +41,12 @@ class Family:
 def collectors() -> dict[str, Any]:
     """Return each process's collector, of a process that has just begun."""
     host = types.SimpleNamespace(stats=engine_pb2.EngineStats(), ended=asyncio.Event())
-    loop = types.SimpleNamespace(state=LoopState(), stage_s={}, results={}, failures=0)
-    config = types.SimpleNamespace(daily_minutes=1.0)
+    loop = types.SimpleNamespace(runs=[], run=None, stage_s={}, results={}, failures=0)
     return {
         "verifier": VerifierCollector(host),  # type: ignore[arg-type]
         "coordinator": CoordinatorCollector(CoordinatorCounters(StoreCounters()), None, None),  # type: ignore[arg-type]
         "device": EdgeMetrics(),
-        "distillation": DistillCollector(loop, config),  # type: ignore[arg-type]
+        "distillation": DistillCollector(loop),  # type: ignore[arg-type]
     }
 
 

@@ -13,25 +13,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloud_verifier.distill.data.plan import CARD, DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.selection import age, class_names, select, shingles
-from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages
+from cloud_verifier.distill.data.spans import cut, join_passages
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
-from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts import atomic_files
 
-Splits = Mapping[str, Sequence[TextSpan]]
+Splits = Mapping[str, Sequence[Passage]]
 """The chosen pieces of the log, by `TRAIN`, `VALIDATION` and `HELDOUT`."""
 
 
@@ -39,77 +38,69 @@ def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> Datas
     """Write a dataset into `folder`, in place of one that is there.
 
     The log is read twice, so that the target's distributions are in memory only for what is chosen. Raises OSError, and
-    PermanentFailure if the log holds nothing to learn from or to measure on.
+    StageFailed if the log holds nothing to learn from or to measure on.
     """
     lasting, expiring = _lasting(log, plan, now)
-    newest = max(lasting, key=lambda one: one.time_unix)
-    weights_hash = plan.weights_hash or newest.weights_hash
+    weights_hash = plan.weights_hash or max(lasting, key=lambda one: one.time_unix).weights_hash
     ours = [passage for passage in lasting if passage.weights_hash == weights_hash]
     names = class_names(_sums((one.tenant, one.traffic_class, len(one)) for one in ours), plan.classes, plan.named)
     splits, left_out = _choose([_renamed(one, names) for one in ours], plan)
-    backfill = _LogitBackfill(itertools.chain(*splits.values()), plan.top)
-    for passage in log.read(plan.since_unix, now):
-        lasts = passage.expires_unix > now + plan.lasts_s
-        if lasts and passage.weights_hash == weights_hash and passage.traffic_class in names:  # else it came since
-            backfill.add(_renamed(passage, names))
-    splits = {name: [piece for piece in pieces if backfill.covers(piece)] for name, pieces in splits.items()}
-    if not all(splits.values()):
-        raise PermanentFailure("the traffic log lost passages while it was read: it is shrunk or expired too often")
     left_out.update(expiring=expiring, other_target=sum(map(len, lasting)) - sum(map(len, ours)))
-    facts = {"built_unix": now, "weights_hash": weights_hash, "newest_unix": newest.time_unix, "left_out": left_out}
-    card = _card(splits, plan, facts)
+    whole = (
+        _renamed(one, names)
+        for one in log.read(plan.since_unix, now)
+        if one.expires_unix > now + plan.lasts_s and one.weights_hash == weights_hash and one.traffic_class in names
+    )
+    filled = _filled(itertools.chain(*splits.values()), whole, plan.top)
+    splits = {name: [piece for piece in pieces if piece in filled] for name, pieces in splits.items()}
+    if not all(splits.values()):
+        raise StageFailed("the traffic log lost passages while it was read: it is shrunk or expired too often")
     if folder.exists():
         shutil.rmtree(folder)
+    numbers = {name: number for number, name in enumerate({piece.session_id: None for piece in filled})}
     for name, pieces in splits.items():
-        save_texts(folder / name, [backfill.text(piece) for piece in pieces])
+        save_texts(folder / name, [_text(piece, filled[piece], numbers[piece.session_id]) for piece in pieces])
+    heldout, sessions = Counter[str](), {(piece.traffic_class, piece.session_id) for piece in splits[HELDOUT]}
+    for piece in splits[HELDOUT]:
+        heldout[piece.traffic_class] += len(piece)
+    card = DatasetCard(
+        expires_unix=min(piece.expires_unix for piece in itertools.chain(*splits.values())),
+        weights_hash=weights_hash,
+        train=_sums((one.traffic_class, age(one, plan.fresh_since_unix), len(one)) for one in splits[TRAIN]),
+        heldout=heldout,
+        heldout_sessions=Counter(name for name, _ in sessions),
+        left_out=left_out,
+    )
     atomic_files.write(folder / CARD, card.model_dump_json(indent=1).encode() + b"\n")  # last: it completes the dataset
     return card
 
 
-def _card(splits: Splits, plan: DatasetPlan, facts: Mapping[str, Any]) -> DatasetCard:
-    """Return the card of a dataset. facts: the fields that the splits do not give."""
-    train, heldout = splits[TRAIN], Counter[str]()
-    for piece in splits[HELDOUT]:
-        heldout[piece.traffic_class] += piece.label_count
-    heldout_sessions = {(piece.traffic_class, piece.session_id) for piece in splits[HELDOUT]}
-    return DatasetCard(
-        expires_unix=min(piece.expires_unix for piece in itertools.chain(*splits.values())),
-        train=_sums((one.traffic_class, age(one, plan.fresh_since_unix), one.label_count) for one in train),
-        heldout=heldout,
-        heldout_sessions=Counter(name for name, _ in heldout_sessions),
-        tenants=_sums((one.traffic_class, one.tenant, one.label_count) for one in train),
-        texts=len(train),
-        plan=plan,
-        **facts,
-    )
-
-
 def _lasting(log: TrafficLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
-    """Return the passages that last for a whole run, and the tokens of those that do not. Raises PermanentFailure."""
+    """Return the passages that last for a whole run, and the tokens of those that do not. Raises StageFailed."""
     passages = list(log.read(plan.since_unix, now, whole=False))
     if not passages:
-        raise PermanentFailure("the traffic log holds no passage: is recording on for any tenant?")
+        raise StageFailed("the traffic log holds no passage: is recording on for any tenant?")
     lasting = [one for one in passages if one.expires_unix > now + plan.lasts_s]
     if not lasting:
-        raise PermanentFailure(
+        raise StageFailed(
             f"all of the traffic log expires within {plan.lasts_s / 60:.0f} minutes, which a run may take: let tenants'"
-            " recordings be kept for longer, or lower train_minutes and stage_minutes"
+            " recordings be kept for longer, or train for fewer minutes"
         )
     return lasting, sum(map(len, passages)) - sum(map(len, lasting))
 
 
 def _choose(passages: Sequence[Passage], plan: DatasetPlan) -> tuple[Splits, Counter[str]]:
-    """Return the pieces to use, and the tokens left out by reason. Raises PermanentFailure for an empty split."""
+    """Return the pieces to use, and the tokens left out by reason. Raises StageFailed for an empty split."""
     pieces, left_out = _pieces(passages, plan)
     to_hold_out, to_validate, to_train = _split(pieces, plan)
-    heldout, _ = select(to_hold_out, plan, plan.heldout_tokens, by_class=True)
-    validation, _ = select(to_validate, plan, plan.heldout_tokens, by_class=True)
+    heldout, _ = select(to_hold_out, plan, plan.heldout_tokens, math.inf)
+    validation, _ = select(to_validate, plan, plan.heldout_tokens, math.inf)
     unlike = _unlike(to_train, [*heldout, *validation], plan)
-    left_out["held_out"] = sum(piece.label_count for piece in to_train) - sum(piece.label_count for piece in unlike)
-    train, dropped = select(unlike, plan, plan.tokens, by_class=False)
+    left_out["held_out"] = sum(len(piece) for piece in to_train) - sum(len(piece) for piece in unlike)
+    train, dropped = select(unlike, plan, plan.tokens, plan.fresh_since_unix)
     splits = {TRAIN: train, VALIDATION: validation, HELDOUT: heldout}
     if not all(splits.values()):
-        raise PermanentFailure(
+        raise StageFailed(
             f"the traffic log holds {len({one.session_id for one in passages})} sessions of this target, with"
             f" {len(train)} texts to learn from, {len(validation)} to validate and {len(heldout)} to measure on; all"
             " are needed"
@@ -117,19 +108,19 @@ def _choose(passages: Sequence[Passage], plan: DatasetPlan) -> tuple[Splits, Cou
     return splits, left_out + dropped
 
 
-def _pieces(passages: Iterable[Passage], plan: DatasetPlan) -> tuple[list[TextSpan], Counter[str]]:
+def _pieces(passages: Iterable[Passage], plan: DatasetPlan) -> tuple[list[Passage], Counter[str]]:
     """Return the log's spans, cut to windows, and the tokens of those too short to learn from."""
     pieces, left_out = [], Counter[str]()
     for span in join_passages(passages):
         for piece in cut(span, plan.window, plan.overlap, plan.prompt):
-            if piece.label_count + 1 < plan.shortest:
-                left_out["short"] += piece.label_count
+            if len(piece) + 1 < plan.shortest:
+                left_out["short"] += len(piece)
             else:
                 pieces.append(piece)
     return pieces, left_out
 
 
-def _split(pieces: Sequence[TextSpan], plan: DatasetPlan) -> tuple[list[TextSpan], list[TextSpan], list[TextSpan]]:
+def _split(pieces: Sequence[Passage], plan: DatasetPlan) -> tuple[list[Passage], list[Passage], list[Passage]]:
     """Divide pieces into those to hold out, to validate on and to train on, by session."""
     lots = {piece.session_id: session_lot(piece.session_id) for piece in pieces}
     to_hold_out = [piece for piece in pieces if lots[piece.session_id] < plan.heldout_share]
@@ -145,7 +136,7 @@ def session_lot(session_id: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def _unlike(pieces: Iterable[TextSpan], measured: Iterable[TextSpan], plan: DatasetPlan) -> list[TextSpan]:
+def _unlike(pieces: Iterable[Passage], measured: Iterable[Passage], plan: DatasetPlan) -> list[Passage]:
     """Leave out pieces nearly equal to measured ones, which a draft could learn by heart."""
     known: set[int] = set()
     for piece in measured:
@@ -171,58 +162,51 @@ def _sums(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
     return {outer: dict(inner) for outer, inner in sums.items()}
 
 
-class _LogitBackfill:
-    """The texts of the chosen spans, whose distributions are filled in from passages in any order."""
+def _filled(pieces: Iterable[Passage], passages: Iterable[Passage], top: int) -> dict[Passage, Passage]:
+    """Return the pieces with the distributions that the passages have, without those of which one is missing.
 
-    def __init__(self, spans: Iterable[TextSpan], top: int) -> None:
-        """Keep K = `top` likeliest ids of a position; the probability of others goes to the tail."""
-        self._top = top
-        self._texts: dict[TextSpan, tuple[Text, NDArray[np.bool_]]] = {}
-        """The text of each span, and which of the span's tokens have their distribution, `[n]`."""
-        self._by_session: dict[tuple[str, str, str], list[TextSpan]] = defaultdict(list)
-        numbers: dict[str, int] = {}
-        for span in spans:
-            text = _empty_text(span, top, numbers.setdefault(span.session_id, len(numbers)))
-            self._texts[span] = text, np.zeros(len(span.tokens), bool)
-            self._by_session[span.session_id, span.tenant, span.traffic_class].append(span)
-
-    def add(self, passage: Passage) -> None:
-        """Copy the distributions of all positions that the passage shares with any span."""
-        for span in self._by_session.get((passage.session_id, passage.tenant, passage.traffic_class), ()):
-            begin, end = max(span.start, passage.start), min(span.end, passage.end)
-            here = slice(begin - span.start, end - span.start)
-            there = slice(begin - passage.start, end - passage.start)
-            if begin >= end or not np.array_equal(span.tokens[here], passage.tokens[there]):
-                continue  # they share no positions, or another verifier recorded other tokens there
-            text, known = self._texts[span]
-            rows = slice(here.start + len(span.prompt), here.stop + len(span.prompt))
-            top = min(self._top, passage.top)
-            text.top_ids[rows, :top] = passage.top_ids[there, :top]
-            text.top_log_probs[rows, :top] = passage.top_log_probs[there, :top]
-            beyond = np.exp(passage.top_log_probs[there, top:]).sum(1)
-            text.tail[rows] = np.clip(passage.tail[there] + beyond, 0.0, 1.0)
-            known[here] = True
-
-    def covers(self, span: TextSpan) -> bool:
-        """Return whether all labels of a span have their distribution."""
-        _, known = self._texts[span]
-        return bool(known[span.first :].all())
-
-    def text(self, span: TextSpan) -> Text:
-        """Return the text of a span that is covered."""
-        return self._texts[span][0]
+    top: K, the likeliest ids of a position that are kept.
+    """
+    parts: dict[str, list[tuple[Passage, list[Passage]]]] = defaultdict(list)
+    for piece in pieces:
+        parts[piece.session_id].append((piece, []))
+    for passage in passages:
+        for piece, overlapping in parts.get(passage.session_id, ()):
+            if passage.start < piece.end and piece.start < passage.end:
+                overlapping.append(_narrowed(passage, top))
+    filled = {}
+    for piece, overlapping in itertools.chain(*parts.values()):
+        for span in join_passages(overlapping):
+            if (span.tenant, span.traffic_class) == (piece.tenant, piece.traffic_class) and span.start <= piece.start:
+                here = span.cut(piece.start - span.start, piece.end - span.start)
+                if np.array_equal(here.tokens, piece.tokens):
+                    filled[piece] = here
+    return filled
 
 
-def _empty_text(span: TextSpan, top: int, session: int) -> Text:
-    """Return a span with its prompt as a text without distributions."""
-    tokens = np.concatenate([span.prompt, span.tokens])
+def _narrowed(passage: Passage, top: int) -> Passage:
+    """Return a passage with K = `top`: beyond that, probability goes to the tail; ids of -1 stand for missing ones."""
+    missing = ((0, 0), (0, max(0, top - passage.top)))
+    beyond = np.exp(passage.top_log_probs[:, top:]).sum(1)
+    return dataclasses.replace(
+        passage,
+        top_ids=np.pad(passage.top_ids[:, :top], missing, constant_values=-1),
+        top_log_probs=np.pad(passage.top_log_probs[:, :top], missing, constant_values=-np.inf),
+        tail=np.clip(passage.tail + beyond, 0.0, 1.0),
+    )
+
+
+def _text(piece: Passage, filled: Passage, session: int) -> Text:
+    """Return a piece as a text. Its context has no distributions."""
+    context = len(piece.prompt)
+    rows = (context, 0), (0, 0)
     return Text(
-        span.traffic_class,
-        span.tenant,
-        tokens,
-        np.full((len(tokens), top), -1, np.int32),
-        np.full((len(tokens), top), -np.inf, np.float32),
-        np.zeros(len(tokens), np.float32),
-        len(span.prompt) + span.first,
+        piece.traffic_class,
+        piece.tenant,
+        np.concatenate([piece.prompt, piece.tokens]),
+        np.pad(filled.top_ids, rows, constant_values=-1),
+        np.pad(filled.top_log_probs, rows, constant_values=-np.inf),
+        np.pad(filled.tail, rows[0]),
+        context,
         session,
     )

@@ -67,25 +67,18 @@ class DatasetCard(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    built_unix: float
     expires_unix: float
     """Seconds; when the first of its passages expires, and the dataset must be deleted."""
     weights_hash: str
-    newest_unix: float
-    """Seconds; time of the newest passage that was read, after which the next dataset's fresh traffic may begin."""
     train: dict[str, dict[str, int]]
     """Training tokens by class and age (`fresh` or `old`)."""
     heldout: dict[str, int]
     """Held-out tokens by class."""
     heldout_sessions: dict[str, int]
     """Held-out sessions by class."""
-    tenants: dict[str, dict[str, int]]
-    """Training tokens by class and tenant."""
     left_out: dict[str, int]
     """Tokens left out by reason: `duplicates`, `over_cap` (of a tenant), `over_budget`, `short`, `other_target`,
     `expiring`, `held_out` (nearly equal to held-out text)."""
-    texts: int
-    plan: DatasetPlan
 
     @property
     def train_tokens(self) -> int:

@@ -1,17 +1,17 @@
-"""Select the spans of a dataset: a replay mix of fresh and old traffic, fair to classes and tenants. Pure functions."""
+"""Select the pieces of a dataset: a mix of fresh and old traffic, fair to classes and tenants. Pure functions."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.distill.data.plan import DatasetPlan
-from cloud_verifier.distill.data.spans import TextSpan
+from cloud_verifier.traffic.passage import Passage
 
 Age = Literal["fresh", "old"]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -25,31 +25,33 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def select(
-    pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, *, by_class: bool
-) -> tuple[list[TextSpan], Counter[str]]:
+    pieces: Sequence[Passage], plan: DatasetPlan, tokens: int, fresh_since_unix: float
+) -> tuple[list[Passage], Counter[str]]:
     """Select pieces with at most `tokens` labels, in an order drawn by the plan's seed.
 
-    by_class: whether each class has its share whatever the age of its texts, so that the replay share applies within a
-    class only; otherwise an old class takes part in the replay share alone. Also returns the labels left out as
-    `duplicates`, `over_cap` and `over_budget`.
+    fresh_since_unix: old pieces have the replay share of what is selected; infinity if all shall have the same right.
+    Also returns the labels left out as `duplicates`, `over_cap` and `over_budget`.
     """
     left_out: Counter[str] = Counter()
-    of_class: dict[str, list[TextSpan]] = defaultdict(list)
-    for piece in _capped_over_all(sorted(pieces, key=lambda one: _lot(one, plan.seed)), plan, tokens, left_out):
-        of_class[piece.traffic_class].append(piece)
-    offered: dict[tuple[str, Age], list[TextSpan]] = defaultdict(list)
-    for name, some in of_class.items():
-        distinct = _distinct(_considered(some, plan, tokens, left_out), plan, left_out)
-        for piece in _capped(distinct, plan, tokens, left_out):
-            offered[name, age(piece, plan.fresh_since_unix)].append(piece)
-    budgets = _budgets(offered, plan, tokens, by_class)
+    drawn = sorted(pieces, key=lambda one: _lot(one, plan.seed))
+    by_class: dict[str, list[Passage]] = defaultdict(list)
+    for piece in _capped(drawn, plan, tokens, fresh_since_unix, left_out):
+        by_class[piece.traffic_class].append(piece)
+    offered: dict[tuple[str, Age], list[Passage]] = defaultdict(list)
+    for name, some in by_class.items():
+        room = dict.fromkeys(get_args(Age), _CONSIDERED * tokens)
+        considered = (one for one in some if _spend(room, age(one, fresh_since_unix), one, left_out, "over_budget"))
+        distinct = _distinct(considered, plan, left_out)
+        for piece in _capped(distinct, plan, tokens, fresh_since_unix, left_out):
+            offered[name, age(piece, fresh_since_unix)].append(piece)
+    budgets = _budgets(offered, plan, tokens)
     chosen = [
         one for key in sorted(offered) for one in offered[key] if _spend(budgets, key, one, left_out, "over_budget")
     ]
     return chosen, left_out
 
 
-def age(piece: TextSpan, fresh_since_unix: float) -> Age:
+def age(piece: Passage, fresh_since_unix: float) -> Age:
     return "fresh" if piece.time_unix >= fresh_since_unix else "old"
 
 
@@ -100,21 +102,13 @@ def shingles(tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
     return np.unique(hashes)
 
 
-def _lot(piece: TextSpan, seed: int) -> bytes:
+def _lot(piece: Passage, seed: int) -> bytes:
     """Return a key that orders pieces at random, and always alike for a seed."""
-    name = f"{seed}/{piece.session_id}/{piece.start}/{piece.first}"
+    name = f"{seed}/{piece.session_id}/{piece.start}"
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 
-def _considered(
-    pieces: Iterable[TextSpan], plan: DatasetPlan, tokens: int, left_out: Counter[str]
-) -> Iterator[TextSpan]:
-    """Yield the first pieces of each age, enough to fill the budget after duplicates and caps."""
-    budgets = dict.fromkeys(get_args(Age), _CONSIDERED * tokens)
-    return (one for one in pieces if _spend(budgets, age(one, plan.fresh_since_unix), one, left_out, "over_budget"))
-
-
-def _distinct(pieces: Iterable[TextSpan], plan: DatasetPlan, left_out: Counter[str]) -> list[TextSpan]:
+def _distinct(pieces: Iterable[Passage], plan: DatasetPlan, left_out: Counter[str]) -> list[Passage]:
     """Leave out a piece that is nearly equal to as many others as the plan's `copies`."""
     seen: Counter[int] = Counter()
     kept = []
@@ -122,52 +116,40 @@ def _distinct(pieces: Iterable[TextSpan], plan: DatasetPlan, left_out: Counter[s
         hashes = shingles(piece.tokens).tolist()
         repeated = sum(seen[one] >= plan.copies for one in hashes)
         if repeated >= plan.repeated_share * len(hashes):
-            left_out["duplicates"] += piece.label_count
+            left_out["duplicates"] += len(piece)
             continue
         seen.update(hashes)
         kept.append(piece)
     return kept
 
 
-def _capped(pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, left_out: Counter[str]) -> list[TextSpan]:
-    """Cap each tenant within the class that the pieces are of."""
-    amounts: Counter[str] = Counter()
-    for piece in pieces:
-        amounts[piece.tenant] += piece.label_count
-    if len(amounts) < 2:
-        return list(pieces)
-    budgets = dict.fromkeys(amounts, tenant_cap(amounts.values(), plan.tenant_share, plan.tenant_floor(tokens)))
-    return [piece for piece in pieces if _spend(budgets, piece.tenant, piece, left_out, "over_cap")]
-
-
-def _capped_over_all(
-    pieces: Sequence[TextSpan], plan: DatasetPlan, tokens: int, left_out: Counter[str]
-) -> list[TextSpan]:
-    """Cap each tenant over all classes, since it names them as it likes. It gives of all its classes and ages alike."""
+def _capped(
+    pieces: Sequence[Passage], plan: DatasetPlan, tokens: int, fresh_since_unix: float, left_out: Counter[str]
+) -> list[Passage]:
+    """Cap each tenant, which gives of all its classes and ages alike; one that is alone is not capped."""
     amounts: dict[str, Counter[tuple[str, Age]]] = defaultdict(Counter)
     for piece in pieces:
-        amounts[piece.tenant][piece.traffic_class, age(piece, plan.fresh_since_unix)] += piece.label_count
+        amounts[piece.tenant][piece.traffic_class, age(piece, fresh_since_unix)] += len(piece)
     if len(amounts) < 2:
         return list(pieces)
-    offered = [of_tenant.total() for of_tenant in amounts.values()]
     # If there is more than the budget, a tenant has its share of the budget: others can fill the rest.
     share = max(plan.tenant_share, 1 / len(amounts))
-    cap = max(min(tenant_cap(offered, share, 0), int(share * tokens)), plan.tenant_floor(tokens))
+    cap = min(tenant_cap((one.total() for one in amounts.values()), share, 0), int(share * tokens))
     budgets = {
         (tenant, *kind): budget
         for tenant, of_tenant in amounts.items()
-        for kind, budget in (water_filled(of_tenant, {}, cap) if of_tenant.total() > cap else of_tenant).items()
+        for kind, budget in water_filled(of_tenant, {}, max(cap, plan.tenant_floor(tokens))).items()
     }
-    keys = ((one.tenant, one.traffic_class, age(one, plan.fresh_since_unix)) for one in pieces)
+    keys = ((one.tenant, one.traffic_class, age(one, fresh_since_unix)) for one in pieces)
     return [one for one, key in zip(pieces, keys, strict=True) if _spend(budgets, key, one, left_out, "over_cap")]
 
 
-def _spend(budgets: dict[_Key, int], key: _Key, piece: TextSpan, left_out: Counter[str], reason: str) -> bool:
+def _spend(budgets: dict[_Key, int], key: _Key, piece: Passage, left_out: Counter[str], reason: str) -> bool:
     """Take a piece's labels from a budget; return False, and count them as left out, if they do not fit."""
-    if budgets[key] < piece.label_count:
-        left_out[reason] += piece.label_count
+    if budgets[key] < len(piece):
+        left_out[reason] += len(piece)
         return False
-    budgets[key] -= piece.label_count
+    budgets[key] -= len(piece)
     return True
 
 
@@ -186,12 +168,10 @@ def class_names(amounts: Mapping[str, Mapping[str, int]], most: int, named: Coll
 
 
 def _budgets(
-    offered: Mapping[tuple[str, Age], Sequence[TextSpan]], plan: DatasetPlan, tokens: int, by_class: bool
+    offered: Mapping[tuple[str, Age], Sequence[Passage]], plan: DatasetPlan, tokens: int
 ) -> dict[tuple[str, Age], int]:
     """Divide `tokens` among classes and ages; all of it is old traffic where nothing is fresh."""
-    amounts = {key: sum(piece.label_count for piece in some) for key, some in offered.items()}
-    if by_class:
-        return _budgets_by_class(amounts, plan, tokens)
+    amounts = {key: sum(len(piece) for piece in some) for key, some in offered.items()}
     old = {name: amount for (name, age), amount in amounts.items() if age == "old"}
     fresh = {name: amount for (name, age), amount in amounts.items() if age == "fresh"}
     wanted = min(sum(fresh.values()), tokens * (1 - plan.replay_share))
@@ -199,19 +179,3 @@ def _budgets(
     replay = water_filled(old, {}, replayed)
     new = water_filled(fresh, {}, tokens - sum(replay.values()))
     return {(name, "old"): n for name, n in replay.items()} | {(name, "fresh"): n for name, n in new.items()}
-
-
-def _budgets_by_class(
-    amounts: Mapping[tuple[str, Age], int], plan: DatasetPlan, tokens: int
-) -> dict[tuple[str, Age], int]:
-    """Divide `tokens` among classes, and the part of each by the replay share among its ages."""
-    classes: Counter[str] = Counter()
-    for (name, _), amount in amounts.items():
-        classes[name] += amount
-    ages: dict[Age, float] = {"old": plan.replay_share, "fresh": 1 - plan.replay_share}
-    budgets: dict[tuple[str, Age], int] = {}
-    for name, budget in water_filled(classes, {}, tokens).items():
-        of_class = {age: amount for (one, age), amount in amounts.items() if one == name}
-        for each, given in water_filled(of_class, ages, budget).items():
-            budgets[name, each] = given
-    return budgets

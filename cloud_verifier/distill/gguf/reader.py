@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from cloud_verifier.distill.config import Embeddings, Quantization
 from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.writer import ARCHITECTURES
 
@@ -38,6 +39,22 @@ def read_gguf(path: Path) -> PreTrainedModel:
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(model.state_dict())
     return cast(PreTrainedModel, plain.eval())
+
+
+def stored_as(path: Path) -> tuple[Quantization, Embeddings | None]:
+    """Return how a file is quantized, and the type of its embeddings, for `export` to do the same.
+
+    A type that `export` does not know is Q8_0; of such embeddings the choice is llama.cpp's (None).
+    """
+    reader = _open(path)
+    number = int(_value(reader, "general.file_type", gguf.LlamaFileType.MOSTLY_Q8_0))
+    names = {kind.value: kind.name.partition("_")[2] for kind in gguf.LlamaFileType}
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    quantization, embeddings = names.get(number), types.get("token_embd.weight")
+    return (
+        cast(Quantization, quantization) if quantization in get_args(Quantization) else "Q8_0",
+        cast(Embeddings, embeddings) if embeddings in get_args(Embeddings) else None,
+    )
 
 
 def _open(path: Path) -> Any:

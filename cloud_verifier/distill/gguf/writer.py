@@ -37,17 +37,6 @@ _PRE_TOKENIZERS = {
 }
 """llama.cpp's names of pre-tokenizers, by their patterns in tokenizer.json."""
 
-_MATRICES = {"Q4_K_M": "Q4_K"}
-"""The type of most matrices in a mix of types."""
-_RAISED = {
-    **{("Q4_K_M", part): {"Q6_K"} for part in ("attn_v", "ffn_down", "output", "token_embd")},
-    **{("Q4_0", part): {"Q6_K"} for part in ("output", "token_embd")},
-}
-"""Types that llama.cpp's mixes give to some tensors on purpose, in all layers or in some."""
-_WIDER = {"Q5_0", "Q5_1", "Q8_0", "F16", "F32"}
-"""Types that llama.cpp falls back to for rows that do not fit a type's blocks."""
-_VECTORS = ("_norm.weight", ".bias")
-
 
 def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
     """Write `model` in F32 to the file `path`, which is half written if this fails. Raises GgufError."""
@@ -71,25 +60,6 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path:
 def tensor_types(path: Path) -> dict[str, str]:
     """Return the storage type of every tensor of a GGUF file, by name."""
     return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-
-
-def check_types(path: Path, kind: str, embeddings: str | None = None) -> None:
-    """Raise GgufError unless every matrix is stored as `kind` says and every vector as F32.
-
-    kind: a type, or llama.cpp's name of a mix of types. embeddings: the type of embeddings and output layer; None if
-    llama.cpp chose it. A matrix whose rows do not fit the blocks of its type may be wider.
-    """
-    for tensor in gguf.GGUFReader(path).tensors:
-        part, stored = tensor.name.split(".")[-2], tensor.tensor_type.name
-        wanted = {_MATRICES.get(kind, kind)} | _RAISED.get((kind, part), set())
-        if tensor.name.endswith(_VECTORS):
-            wanted = {"F32"}
-        elif embeddings is not None and part in ("output", "token_embd"):
-            wanted = {embeddings}
-        elif any(tensor.shape[0] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[one]][0] for one in wanted):
-            wanted |= _WIDER
-        if stored not in wanted:
-            raise GgufError(f"llama.cpp stored {tensor.name} as {stored}, not as {' or '.join(sorted(wanted))}")
 
 
 def _write_hyperparameters(writer: gguf.GGUFWriter, config: Any, name: str) -> None:

@@ -14,12 +14,13 @@ import numpy as np
 import tiny_drafts
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
+from cloud_verifier.distill.data.plan import DatasetCard
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, ReleaseRecord
+from cloud_verifier.distill.run_folder import RunFolder
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
@@ -99,7 +100,7 @@ def passage(session: str, count: int, name: str, time: float, accepted: float = 
 class FakeLog(tiny_drafts.ListedLog):
     """Hold a traffic log in memory that nothing expires in."""
 
-    def tidy(self, now: float) -> None:
+    def tidy(self) -> None:
         pass
 
 
@@ -108,45 +109,42 @@ class FakeStages:
 
     def __init__(self, *, passes: bool = True) -> None:
         self.passes = passes
+        self.sessions = 8
         self.begun: list[str] = []
         self.fails: dict[str, list[StageFailed]] = {}
 
-    async def run(self, stage: str, folder: Path) -> None:
+    async def run(self, stage: str, folder: Path, limit_s: float, threads: int) -> None:
         self.begun.append(stage)
         if self.fails.get(stage):
             raise self.fails[stage].pop(0)
-        write_stage(stage, folder, passes=self.passes)
+        write_stage(stage, folder, passes=self.passes, sessions=self.sessions)
 
 
-def write_stage(stage: str, folder: Path, *, passes: bool = True) -> None:
+def write_stage(stage: str, folder: Path, *, passes: bool = True, sessions: int = 8) -> None:
     """Write the files that a stage writes."""
     if stage == "dataset":
         (folder / "dataset").mkdir(exist_ok=True)
-        (folder / "dataset" / "card.json").write_text(card(1e12))
+        (folder / "dataset" / "card.json").write_text(card(1e12, sessions))
     elif stage == "training":
         (folder / "model").mkdir(exist_ok=True)
         (folder / "done.json").write_text("{}")
     elif stage == "export":
         (folder / "draft.gguf").write_bytes(b"GGUF" + folder.name.encode())
+        (folder / "export.json").write_text('{"quantization": "Q8_0"}')
     else:
         verdict = {"passed": passes, "reasons": [] if passes else ["too weak"], "metrics": {"gain": 0.5}}
         (folder / "gate.json").write_text(json.dumps(verdict))
 
 
-def card(expires_unix: float) -> str:
-    """Return the JSON of a dataset's card."""
+def card(expires_unix: float, sessions: int = 8) -> str:
+    """Return the JSON of the card of a dataset that holds so many sessions of sums out."""
     return DatasetCard(
-        built_unix=0.0,
         expires_unix=expires_unix,
         weights_hash=TARGET.weights_hash,
-        newest_unix=0.0,
         train={},
         heldout={},
-        heldout_sessions={},
-        tenants={},
+        heldout_sessions={"sums": sessions},
         left_out={},
-        texts=0,
-        plan=DatasetPlan(),
     ).model_dump_json()
 
 
@@ -174,11 +172,7 @@ class World:
             "draft": self.folder / "narrow.gguf",
             "artifacts": self.folder / "artifacts",
             "state_dir": self.folder / "state",
-            "poll_s": 0.01,
             "fresh_tokens": 1_000,
-            "alarm_tokens": 200,
-            "run_tokens": 0,
-            "retry_s": 5.0,
         }
         return DistillConfig(**{**settings, **self.settings})
 
@@ -189,10 +183,17 @@ class World:
 
     def loop(self) -> DistillLoop:
         """Return a loop as it is after a start."""
-        counter = TrafficCounter(self.log, TARGET.weights_hash, self.config.alarm_tokens, lambda: self.now)
+        counter = TrafficCounter(self.log, TARGET.weights_hash, lambda: self.now, window=200)
         return DistillLoop(
             self.config, lambda *given: self.stages.run(*given), self.publisher(), counter, lambda: self.now
         )
+
+    @property
+    def runs(self) -> Path:
+        return self.config.runs
+
+    def run(self, number: int = 1) -> RunFolder:
+        return RunFolder(self.runs / str(number))
 
     def traffic(self, tokens: int, name: str = "sums", accepted: float = 1.0, **more: Any) -> None:
         """Record new traffic, a second after the last."""

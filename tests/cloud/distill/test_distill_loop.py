@@ -6,19 +6,21 @@ import gc
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loop_fakes import Killed, World, card, killed_at
 
 from cloud_verifier.distill import loop as loop_module
-from cloud_verifier.distill import run_folder, state, watcher
-from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
-from cloud_verifier.distill.loop import DistillLoop
+from cloud_verifier.distill import run_folder
+from cloud_verifier.distill.data import traffic_counts
+from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.loop import ATTEMPTS, RETRY_S, DistillLoop
 from cloud_verifier.distill.publishing import publisher
 from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE
-from cloud_verifier.distill.run_folder import Job
-from cloud_verifier.distill.state import LoopState, RunOutcome
+from cloud_verifier.distill.run_folder import OUTCOME, Job, Outcome, RunFolder
 from outrider.artifacts.store import file_digest
+from outrider.core.errors import Unavailable
 
 STAGES = ["dataset", "training", "export", "gate"]
 
@@ -29,40 +31,47 @@ def world(tmp_path: Path) -> World:
 
 
 async def until_idle(loop: DistillLoop, steps: int = 50) -> DistillLoop:
-    """Take steps as long as there is something to do at once."""
+    """Take steps as long as there is something to do at once, and until one fails."""
     for _ in range(steps):
-        if await loop.step() > 0:
-            return loop
-    raise AssertionError(f"still busy: {loop.state}")
+        try:
+            if await loop.step() > 0:
+                return loop
+        except StageFailed as error:
+            if loop._failed(error) > 0:
+                return loop
+    raise AssertionError("still busy")
 
 
-def last(loop: DistillLoop) -> RunOutcome:
-    return loop.state.history[-1]
+def last(loop: DistillLoop) -> Outcome:
+    outcome = loop.runs[-1].outcome
+    assert outcome is not None
+    return outcome
 
 
 async def test_enough_fresh_traffic_becomes_a_release_and_its_canary_is_awaited(world: World) -> None:
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert world.stages.begun == STAGES
-    assert loop.state.run is not None and loop.state.run.release
+    assert loop.run is not None and loop.run.stage == "canary"
     assert world.releases.states == {1: CANARY}
     world.releases.decide_all(STABLE)
     await until_idle(loop)
-    assert (loop.state.run, last(loop).result) == (None, "stable")
-    assert world.releases.known[last(loop).release].manifest.parent == f"sha256:{file_digest(world.config.draft)}"
+    assert (loop.run, last(loop).result) == (None, "stable")
+    known = world.releases.known[world.run().release]
+    assert known.manifest.parent == f"sha256:{file_digest(world.config.draft)}"
 
 
-async def test_falling_acceptance_begins_a_run_for_that_class(world: World) -> None:
+async def test_falling_acceptance_begins_a_run_for_that_class(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_counts, "RUN_TOKENS", 0)
     release = file_digest(world.folder / "narrow.gguf")
-    loop = world.loop()
-    world.traffic(300, "code", 0.8, draft_release=release)
-    await until_idle(loop)
-    assert loop.state.usual == {"code": 0.8}
+    world.traffic(300, "sums", 0.8, draft_release=release)
+    loop = await until_idle(world.loop())
+    assert loop.run is None
     world.traffic(250, "sums", 0.3, draft_release=f"sha256:{release}")
-    await until_idle(loop)
-    assert loop.state.run is not None
-    assert "acceptance on class 'sums' is 0.30, usual is 0.80" in loop.state.run.cause
-    assert loop.state.run.fresh == ("code", "sums")
+    loop = await until_idle(world.loop())
+    assert loop.run is not None
+    assert "acceptance on class 'sums' is 0.30, usual is 0.80" in loop.run.job.cause
+    assert loop.run.job.fresh == ("sums",) and loop.run.job.usual == {"sums": pytest.approx(0.55)}
 
 
 async def test_a_draft_that_failed_the_gate_is_not_trained_again_from_the_same_traffic(world: World) -> None:
@@ -82,7 +91,7 @@ async def test_the_next_run_starts_from_the_stable_release_and_must_beat_it(worl
     loop = await until_idle(world.loop())
     world.releases.decide_all(STABLE)
     await until_idle(loop)
-    first = last(loop).release
+    first = world.run().release
     world.traffic(1_000)
     await until_idle(loop)
     job = Job.read(world.folder / "state" / "runs" / "2")
@@ -94,40 +103,38 @@ async def test_the_next_run_starts_from_the_stable_release_and_must_beat_it(worl
 async def test_a_stage_that_fails_is_tried_again_later_and_each_time_later(world: World) -> None:
     world.stages.fails["training"] = [StageFailed("training: out of memory")] * 2
     world.traffic(1_000)
-    loop = await until_idle(world.loop())
-    assert world.stages.begun == ["dataset", "training"]
-    assert loop.state.run is not None and loop.state.run.not_before_unix == world.now + 5
-    world.now += 6
-    await until_idle(loop)
-    assert loop.state.run.not_before_unix == world.now + 10
-    world.now += 11
-    await until_idle(loop)
-    assert loop.state.run.release and loop.state.run.failures == 0
+    loop = world.loop()
+    waits = []
+    for _ in range(10):
+        try:
+            waits.append(await loop.step())
+        except StageFailed as error:
+            waits.append(loop._failed(error))
+    assert [wait for wait in waits if wait >= RETRY_S] == [RETRY_S, 2 * RETRY_S]
+    assert world.run().stage == "canary" and world.run().failures == 0
 
 
 async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: World) -> None:
-    world.settings["attempts"] = 3
-    world.stages.fails["export"] = [StageFailed("export: no block fits")] * 9
+    world.stages.fails["export"] = [StageFailed("export: no\nblock fits")] * 9
     world.traffic(1_000)
-    loop = world.loop()
-    for _ in range(20):
-        await loop.step()
-        world.now += 100
-    assert world.stages.begun.count("export") == 3
-    assert (last(loop).result, loop.state.run) == ("failed", None)
+    for _ in range(ATTEMPTS):
+        loop = await until_idle(world.loop())  # each in a process of its own
+    assert world.stages.begun.count("export") == ATTEMPTS
+    assert (last(loop).result, last(loop).reason, loop.run) == ("failed", "export: no\nblock fits", None)
 
 
 async def test_a_run_that_comes_too_early_to_be_judged_waits_for_more_traffic_and_uses_none_up(world: World) -> None:
-    world.stages.fails["dataset"] = [TooLittleTraffic("dataset: 3 held-out sessions")]
+    world.stages.sessions = 3
     world.traffic(1_000)
     loop = await until_idle(world.loop())
-    assert (loop.state.run, loop.state.history, loop.state.used_unix) == (None, (), 0.0)
+    assert loop.runs == [] and not list(world.runs.glob("*"))
     world.traffic(400)
-    await until_idle(world.loop())
+    await until_idle(loop)
     assert world.stages.begun == ["dataset"]
+    world.stages.sessions = 8
     world.traffic(100)
-    loop = await until_idle(world.loop())
-    assert loop.state.run is not None and sum(one.tokens for one in loop.state.run.seen.values()) == 1_500
+    await until_idle(loop)
+    assert world.run().job.tokens == 1_500 and world.run().stage == "canary"
 
 
 async def test_while_the_coordinator_is_away_nothing_counts_as_a_failure(world: World) -> None:
@@ -135,25 +142,25 @@ async def test_while_the_coordinator_is_away_nothing_counts_as_a_failure(world: 
     loop = world.loop()
     await loop.step()
     world.releases.away = True
-    await until_idle(loop)
-    assert loop.state.run is not None and (loop.state.run.release, loop.state.run.failures) == ("", 0)
-    assert loop.state.run.stage(world.config.runs) == "publish"
+    with pytest.raises(Unavailable):
+        await until_idle(loop)
+    assert (world.run().stage, world.run().failures) == ("publish", 0)
     world.releases.away = False
     await until_idle(loop)
     assert world.releases.states == {1: CANARY}
 
 
-async def test_a_dataset_goes_with_its_run_and_old_runs_go_in_time(world: World) -> None:
-    world.settings["keep_runs"] = 2
+async def test_a_dataset_goes_with_its_run_and_old_models_go_in_time(world: World) -> None:
     loop = world.loop()
-    for number in range(1, 6):
+    for number in range(1, 7):
         world.traffic(1_000)
         await until_idle(loop)
         world.releases.decide_all(STABLE if number == 1 else ROLLED_BACK)
         await until_idle(loop)
-    runs = world.folder / "state" / "runs"
-    assert sorted(int(folder.name) for folder in runs.iterdir()) == [1, 4, 5], "the first is what is stable"
-    assert not list(runs.glob("*/dataset"))
+    with_model = sorted(int(folder.parent.name) for folder in world.runs.glob("*/model"))
+    assert with_model == [1, 4, 5, 6], "the first is what is stable"
+    assert not list(world.runs.glob("*/dataset"))
+    assert [run.outcome.result for run in loop.runs if run.outcome] == ["stable"] + 5 * ["rolled_back"]
 
 
 @pytest.mark.parametrize("stage", ["training", "gate"])
@@ -161,11 +168,9 @@ async def test_a_dataset_that_would_expire_before_the_stage_ends_is_built_again(
     world.stages.fails[stage] = [StageFailed(f"{stage}: the machine went down")]
     world.traffic(1_000)
     loop = await until_idle(world.loop())
-    path = world.folder / "state" / "runs" / "1" / "dataset" / "card.json"
-    path.write_text(card(world.now + 60))
-    world.now += 6
+    (world.run().dataset / "card.json").write_text(card(world.now + 60))
     await until_idle(loop)
-    assert loop.state.run is not None and loop.state.run.release
+    assert world.run().stage == "canary"
     before = STAGES[: STAGES.index(stage) + 1]
     assert world.stages.begun == [*before, "dataset", *STAGES[STAGES.index(stage) :]]
 
@@ -183,7 +188,7 @@ async def test_a_draft_of_another_target_is_never_signed_for_the_one_that_is_ser
     signed = len(world.releases.published)
     world.target = replace(world.target, tokenizer_hash="sha256:others")
     loop = await until_idle(world.loop())
-    assert (loop.state.run, last(loop).result) == (None, "failed") and "target" in last(loop).reason
+    assert (loop.run, last(loop).result) == (None, "failed") and "target" in last(loop).reason
     assert len(world.releases.published) == signed
 
 
@@ -194,27 +199,27 @@ async def test_once_goes_as_far_as_the_canary_and_next_time_returns_its_outcome(
     assert world.releases.states == {1: CANARY}
     assert await world.loop().once() is None
     world.releases.decide_all(STABLE)
-    outcome = await world.loop().once()
-    assert outcome is not None and outcome.result == "stable"
+    ended = await world.loop().once()
+    assert ended is not None and ended.outcome is not None and ended.outcome.result == "stable"
 
 
 async def test_a_kill_just_after_a_run_has_failed_leaves_no_dataset(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = LoopState.save
+    write = RunFolder.write
 
-    def killed(new: LoopState, folder: Path) -> None:
-        save(new, folder)
-        if new.history:
+    def killed(run: RunFolder, name: str, content: dict[str, Any]) -> None:
+        write(run, name, content)
+        if name == OUTCOME:
             raise Killed
 
-    monkeypatch.setattr(LoopState, "save", killed)
+    monkeypatch.setattr(RunFolder, "write", killed)
     world.traffic(1_000)
-    world.stages.fails["training"] = [PermanentFailure("the loss is nan")]
+    world.stages.fails["training"] = [StageFailed("the loss is nan")] * ATTEMPTS
     with pytest.raises(Killed):
-        await until_idle(world.loop())
-    assert world.stages.begun == ["dataset", "training"]
-    assert [path.name for path in (world.folder / "state" / "runs").glob("*/*") if path.is_dir()] == []
+        for _ in range(ATTEMPTS):
+            await until_idle(world.loop())
+    assert not list(world.runs.glob("*/dataset"))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a kill left open
@@ -223,10 +228,10 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)  # no power is lost here
 
-    async def whole(world: World) -> RunOutcome:
+    async def whole(world: World) -> Outcome:
         """Go from fresh traffic to a stable release."""
         loop = world.loop()
-        while not loop.state.history:
+        while not (loop.runs and loop.runs[-1].outcome):
             await loop.step()
             world.now += 10
             world.releases.decide_all(STABLE)
@@ -240,7 +245,7 @@ def test_wherever_it_is_killed_it_publishes_exactly_one_release(
         folder.mkdir()
         world = World(folder)
         world.traffic(1_000)
-        ended = killed_at(line, (loop_module, watcher, run_folder, state, publisher), lambda world=world: whole(world))
+        ended = killed_at(line, (loop_module, run_folder, publisher), lambda world=world: whole(world))
         again = killed_at(1_000_000, (), lambda world=world: whole(world))
         assert again is not None and again.result == "stable", f"killed before line {line}"
         assert world.releases.versions == [1], f"killed before line {line}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,22 +70,22 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
         artifacts=tmp_path / "artifacts",
         state_dir=tmp_path / "state",
         fresh_tokens=tokens,
-        gate_slower=100.0,  # whatever the machine does besides
+        gate={"slower": 100.0},  # whatever the machine does besides
         training_options={"steps": 40, "batch_tokens": 1_024, "micro_tokens": 1_024, "precision": "float32"},
     )
     releases = FakeReleases()
     artifacts = ArtifactStore(config.artifacts, ".gguf")
     publisher = Publisher(releases, ReleaseLedger(config.state / "releases"), artifacts, SIGNER, hashes)
-    counter = TrafficCounter(TrafficLog(config.traffic), hashes.weights_hash, config.alarm_tokens)
-    loop = DistillLoop(config, partial(run_stage, config), publisher, counter)
+    counter = TrafficCounter(TrafficLog(config.traffic), hashes.weights_hash)
+    loop = DistillLoop(config, run_stage, publisher, counter)
 
-    assert await loop.once() is None, loop.state.history
+    assert await loop.once() is None, [run.outcome for run in loop.runs]
     assert releases.states == {1: CANARY}
     manifest = next(iter(releases.known.values())).manifest
     assert manifest.metrics["gain.fresh"] > 0.1
     assert manifest.metrics["acceptance.sums"] > 0.6
     verdict = json.loads((config.state / "runs" / "1" / "gate.json").read_text())
-    assert verdict["passed"] and verdict["fresh"]["sessions"] >= config.gate_sessions
+    assert verdict["passed"] and verdict["fresh"]["sessions"] >= config.gate_rule.sessions
     released = config.artifacts / f"{manifest.digest}.gguf"
     LlamaModel.load(released).close()
     assert GGUFReader(released).fields["general.architecture"].contents() == "qwen3"

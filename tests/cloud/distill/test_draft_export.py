@@ -16,8 +16,8 @@ from tokenizers import pre_tokenizers
 from cloud_verifier.distill.config import Embeddings
 from cloud_verifier.distill.errors import GgufError
 from cloud_verifier.distill.gguf.export import PROBES, ExportedDraft, Quantization, check_tokenizer, export
-from cloud_verifier.distill.gguf.reader import read_gguf
-from cloud_verifier.distill.gguf.writer import check_types, tensor_types, write_gguf
+from cloud_verifier.distill.gguf.reader import read_gguf, stored_as
+from cloud_verifier.distill.gguf.writer import tensor_types, write_gguf
 from outrider.llama import LlamaModel, TreeContext
 
 IDS = [7, 42, 257, 3, 99, 120, 260, 8, 8, 31]
@@ -83,12 +83,14 @@ def test_four_bits_take_the_mix_that_is_meant(target: Path) -> None:
     assert np.corrcoef(logits_of(model).ravel(), llama_logits(done.path).ravel())[0, 1] > 0.9
 
 
-def test_rows_that_do_not_fit_the_blocks_are_wider_and_other_rows_must_not_be(target: Path) -> None:
-    path = exported(tiny_draft("qwen2", hidden_size=256), target, "Q4_K_M").path
-    stored = tensor_types(path)
-    assert stored["blk.0.ffn_down.weight"] not in ("Q4_K", "Q6_K") and stored["blk.0.ffn_up.weight"] == "Q4_K"
-    with pytest.raises(GgufError, match=r"stored blk\.0\.\w+\.weight as Q\w+, not as Q4_0"):
-        check_types(path, "Q4_0")
+def test_a_draft_is_stored_as_the_one_that_it_replaces(target: Path) -> None:
+    for kind, embeddings in (("Q8_0", None), ("Q4_0", "Q4_1"), ("F32", None)):
+        path = exported(tiny_draft("llama", **LARGE), target, kind, embeddings).path
+        before = path.read_bytes()
+        quantization, of_embeddings = stored_as(path)
+        assert quantization == kind
+        again = exported(tiny_draft("llama", **LARGE), target, quantization, of_embeddings)
+        assert again.path.read_bytes() == before
 
 
 def test_embeddings_have_the_type_that_was_asked_for(target: Path) -> None:

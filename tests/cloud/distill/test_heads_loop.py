@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from loop_fakes import TARGET, FakeStages, World
 
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.heads import SERVED, HeadsPublisher
-from cloud_verifier.distill.run_folder import HEADS, PLAN, Job
+from cloud_verifier.distill.run_folder import HEADS, PLAN
 from cloud_verifier.engine.server_draft.head_models import HeadsShape, load_heads, new_heads, save_heads
 from outrider.core.errors import ModelRefused
 
@@ -19,8 +18,8 @@ from outrider.core.errors import ModelRefused
 class HeadsStages(FakeStages):
     """Write a file of heads at the export, another one in each run."""
 
-    async def run(self, stage: str, folder: Path) -> None:
-        await super().run(stage, folder)
+    async def run(self, stage: str, folder: Path, limit_s: float, threads: int) -> None:
+        await super().run(stage, folder, limit_s, threads)
         if stage == "export":
             save_heads(folder / HEADS, new_heads(HeadsShape(hidden=64), int(folder.name)), TARGET.weights_hash)
 
@@ -39,7 +38,7 @@ class HeadsWorld(World):
 @pytest.fixture
 def world(tmp_path: Path) -> HeadsWorld:
     made = HeadsWorld(tmp_path, stages=HeadsStages())
-    made.settings |= {"student": "heads", "draft": tmp_path / "target"}
+    made.settings |= {"draft": tmp_path / "target"}
     return made
 
 
@@ -47,24 +46,24 @@ async def until_idle(loop: DistillLoop) -> DistillLoop:
     for _ in range(50):
         if await loop.step() > 0:
             return loop
-    raise AssertionError(f"still busy: {loop.state}")
+    raise AssertionError("still busy")
 
 
 async def test_heads_that_pass_the_gate_are_served_and_the_next_run_starts_from_them(world: HeadsWorld) -> None:
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert world.stages.begun == ["dataset", "training", "export", "gate"]
-    assert (loop.state.run, loop.state.history[-1].result) == (None, "stable")
+    assert loop.run is None and (outcome := world.run().outcome) is not None and outcome.result == "stable"
     assert load_heads(world.served, TARGET.weights_hash)
-    job = Job.read(world.folder / "state" / "runs" / "1")
-    assert (job.student, job.base, job.incumbent) == ("heads", world.folder / "target", world.folder / "target")
-    assert json.loads((world.folder / "state" / "runs" / "1" / PLAN).read_text())["heads"] == {}
+    job = world.run().job
+    assert job.heads and job.base == job.incumbent == world.folder / "target"
+    assert world.run().read(PLAN)["heads"] == {}
     assert world.releases.published == [], "no coordinator is asked"
 
     first = world.served.resolve()
     world.traffic(1_000)
     await until_idle(loop)
-    second = Job.read(world.folder / "state" / "runs" / "2")
+    second = world.run(2).job
     assert second.base == second.incumbent == first != world.served.resolve()
 
 

@@ -93,7 +93,11 @@ def test_the_stages_of_a_run_judge_the_file_that_is_served(target: Path, tmp_pat
     save_texts(run / DATASET / HELDOUT, written(12, seed=2))
     (run / DATASET / CARD).write_text(card(1e12))
     job = Job(
-        student="heads",
+        cause="",
+        tokens=0,
+        newest_unix=0.0,
+        usual={},
+        heads=True,
         traffic="",
         dataset={},
         target=target,
@@ -101,7 +105,7 @@ def test_the_stages_of_a_run_judge_the_file_that_is_served(target: Path, tmp_pat
         tokenizer_hash="",
         base=target,
         incumbent=target,
-        quantization="Q8_0",
+        parent="",
         fresh=("code",),
         rule=GateRule(sessions=6, positions=1, slower=100.0),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_drafts import passage
 
 from cloud_verifier.distill.data import selection
 from cloud_verifier.distill.data.plan import DatasetPlan
@@ -17,12 +19,12 @@ from cloud_verifier.distill.data.selection import (
     tenant_cap,
     water_filled,
 )
-from cloud_verifier.distill.data.spans import TextSpan
+from cloud_verifier.traffic.passage import Passage
 
-LENGTH = 21
+LENGTH = 20
 
 
-def select(pieces: Sequence[TextSpan], **changes: Any) -> tuple[list[TextSpan], Counter[str]]:
+def select(pieces: Sequence[Passage], **changes: Any) -> tuple[list[Passage], Counter[str]]:
     fields: dict[str, Any] = {
         "tokens": 10_000,
         "replay_share": 0.3,
@@ -30,28 +32,36 @@ def select(pieces: Sequence[TextSpan], **changes: Any) -> tuple[list[TextSpan], 
         "tenant_tokens": 0,
         "copies": 2,
         "repeated_share": 0.8,
-        "fresh_since_unix": 100.0,
         "seed": 0,
     }
-    by_class = changes.pop("by_class", False)
+    since = changes.pop("since", 100.0)
     fields |= changes
     tokens = fields["tokens"]
-    return selection.select(pieces, DatasetPlan(**fields | {"tokens": max(1, tokens)}), tokens, by_class=by_class)
+    return selection.select(pieces, DatasetPlan(**fields | {"tokens": max(1, tokens)}), tokens, since)
 
 
-def texts(count: int, name: str, *, time: float = 200.0, tenant: str = "", same: bool = False) -> list[TextSpan]:
-    """Return spans of 20 labels each."""
+def texts(count: int, name: str, *, time: float = 200.0, tenant: str = "", same: bool = False) -> list[Passage]:
+    """Return pieces of 20 labels each."""
     rng = np.random.default_rng(sum(f"{name}{time}{tenant}".encode()))
     rows = rng.integers(0, 1 << 20, (1 if same else count, LENGTH)).astype(np.int32)
     return [
-        TextSpan(f"{name}-{tenant}-{time}-{i}", tenant, name, 0, rows[i % len(rows)], time, 1e9) for i in range(count)
+        passage(
+            f"{name}-{tenant}-{time}-{i}",
+            0,
+            rows[i % len(rows)],
+            top=0,
+            tenant=tenant,
+            traffic_class=name,
+            time_unix=time,
+        )
+        for i in range(count)
     ]
 
 
-def amounts(chosen: list[TextSpan]) -> Counter[tuple[str, str]]:
+def amounts(chosen: list[Passage]) -> Counter[tuple[str, str]]:
     sums: Counter[tuple[str, str]] = Counter()
     for one in chosen:
-        sums[one.traffic_class, age(one, 100.0)] += one.label_count
+        sums[one.traffic_class, age(one, 100.0)] += len(one)
     return sums
 
 
@@ -63,8 +73,9 @@ def test_old_traffic_of_every_class_has_its_share_beside_what_is_fresh() -> None
 
 def test_held_out_text_of_a_class_that_is_old_is_measured_however_little_is_fresh() -> None:
     offered = [*texts(100, "sums"), *texts(5000, "code", time=10), *texts(300, "sums", time=10)]
-    chosen, _ = select(offered, tokens=10_000, by_class=True)
-    assert amounts(chosen) == {("sums", "fresh"): 2000, ("sums", "old"): 3000, ("code", "old"): 5000}
+    chosen, _ = select(offered, tokens=10_000, since=math.inf)
+    found = amounts(chosen)
+    assert found["code", "old"] == found["sums", "fresh"] + found["sums", "old"] == 5000
 
 
 def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
@@ -72,7 +83,7 @@ def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
     chosen, left_out = select(offered, tokens=1_000_000, tenant_share=0.5)
     given_by = Counter[str]()
     for one in chosen:
-        given_by[one.tenant] += one.label_count
+        given_by[one.tenant] += len(one)
     assert given_by == {"flood": 1600, "a": 800, "b": 800}
     assert left_out["over_cap"] == 5000 * 20 - 1600
 
@@ -80,9 +91,9 @@ def test_a_tenant_that_floods_gives_no_more_than_its_share() -> None:
 def test_a_tenant_that_invents_classes_gives_no_more_than_its_share_of_all() -> None:
     made_up = [one for i in range(200) for one in texts(75, f"class-{i}", tenant="flood")]
     chosen, _ = select([*texts(15_000, "code", tenant="a"), *made_up], tokens=300_000)
-    by_flood = sum(one.label_count for one in chosen if one.tenant == "flood")
+    by_flood = sum(len(one) for one in chosen if one.tenant == "flood")
     assert by_flood <= 150_000
-    assert sum(one.label_count for one in chosen) > 270_000
+    assert sum(len(one) for one in chosen) > 270_000
 
 
 def test_near_duplicates_are_taken_a_few_times_only() -> None:

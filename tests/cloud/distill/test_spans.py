@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from tiny_drafts import passage
 
-from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages
+from cloud_verifier.distill.data.spans import cut, join_passages
 from cloud_verifier.traffic.passage import Passage
 
 
-def joined(*passages: Passage) -> list[TextSpan]:
+def joined(*passages: Passage) -> list[Passage]:
     return join_passages(passages)
 
 
-def shown(found: list[TextSpan]) -> list[tuple[str, int, list[int]]]:
+def shown(found: list[Passage]) -> list[tuple[str, int, list[int]]]:
     return [(one.session_id, one.start, one.tokens.tolist()) for one in found]
 
 
@@ -43,13 +43,13 @@ def test_a_span_is_as_new_as_its_newest_passage_and_expires_with_the_first() -> 
 
 def test_pieces_cover_every_position_but_the_first_exactly_once() -> None:
     (found,) = joined(passage("a", 10, list(range(100))))
-    pieces = cut(found, window=16, overlap=4)
-    labels = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
-    assert labels.tolist() == list(range(11, 110))
-    assert all(len(one.tokens) <= 16 for one in pieces)
-    assert [one.first for one in pieces[1:]] == [4] * (len(pieces) - 1)
+    pieces = list(cut(found, window=16, overlap=4))
+    assert [token for one in pieces for token in range(one.start, one.end)] == list(range(11, 110))
+    assert all(len(one.prompt) + len(one) <= 16 for one in pieces)
+    assert [len(one.prompt) for one in pieces] == [1] + [4] * (len(pieces) - 1)
     for one in pieces:
-        assert one.tokens.tolist() == list(range(one.start - 10, one.end - 10))
+        context = len(one.prompt)
+        assert [*one.prompt, *one.tokens] == list(range(one.start - 10 - context, one.end - 10))
 
 
 def asked(count: int) -> np.ndarray:
@@ -58,8 +58,7 @@ def asked(count: int) -> np.ndarray:
 
 def test_a_prompt_stands_before_the_first_piece_and_its_first_token_is_learnt_from() -> None:
     (found,) = joined(passage("a", 0, list(range(60)), prompt=asked(3)), passage("a", 60, list(range(60, 100))))
-    pieces = cut(found, window=16, overlap=4, prompt=5)
-    assert [one.prompt.tolist() for one in pieces] == [[1000, 1001, 1002]] + [[]] * (len(pieces) - 1)
-    labels = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
-    assert labels.tolist() == list(range(100))
-    assert all(len(one.prompt) + len(one.tokens) <= 16 for one in pieces)
+    first, *others = cut(found, window=16, overlap=4, prompt=5)
+    assert first.prompt.tolist() == [1000, 1001, 1002] and (first.start, len(first)) == (0, 13)
+    assert [token for one in (first, *others) for token in range(one.start, one.end)] == list(range(100))
+    assert all(one.prompt.tolist() == list(range(one.start - 4, one.start)) for one in others)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
 from loop_fakes import TARGET, FakeLog, passage
 
-from cloud_verifier.distill.config import DistillConfig
+from cloud_verifier.distill.data import traffic_counts as module
 from cloud_verifier.distill.data.selection import OTHERS
 from cloud_verifier.distill.data.traffic_counts import (
     LATE_S,
@@ -13,18 +16,27 @@ from cloud_verifier.distill.data.traffic_counts import (
     TrafficCounter,
     alarms,
     training_due,
+    updated_usual,
 )
 
-RULE = DistillConfig.model_construct(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
+FRESH = 1_000
 OURS = "ab" * 32
 
 
 def counter(log: FakeLog, window: int = 1_000) -> TrafficCounter:
-    return TrafficCounter(log, TARGET.weights_hash, window)
+    return TrafficCounter(log, TARGET.weights_hash, window=window)
 
 
-def seen(tokens: int, share: float) -> ClassTraffic:
-    return ClassTraffic(tokens=tokens, judged=tokens, guessed=round(share * tokens))
+def seen(*parts: tuple[int, float | None]) -> ClassTraffic:
+    """Return a class of which the acceptance is measured over 200 tokens. parts: tokens, and their acceptance."""
+    found = ClassTraffic(200)
+    for tokens, share in parts:
+        found.add(tokens, None if share is None else round(share * tokens))
+    return found
+
+
+def shown(traffic: Mapping[str, ClassTraffic]) -> dict[str, tuple[int, int, float | None]]:
+    return {name: (one.tokens, one.judged, one.acceptance) for name, one in traffic.items()}
 
 
 def test_tokens_and_acceptance_are_counted_by_class() -> None:
@@ -36,11 +48,8 @@ def test_tokens_and_acceptance_are_counted_by_class() -> None:
             passage("d", 60, "code", 13.0, 0.1, draft_release=OURS, weights_hash="sha256:another"),
         ]
     )
-    traffic, newest_unix = counter(log).count(0.0, OURS)
-    assert traffic == {
-        "code": ClassTraffic(tokens=170, judged=100, guessed=80),
-        "sums": ClassTraffic(tokens=50, judged=50, guessed=25),
-    }
+    traffic, newest_unix = counter(log, window=50).count(0.0, OURS)
+    assert shown(traffic) == {"code": (170, 100, 0.8), "sums": (50, 50, 0.5)}
     assert newest_unix == 12.0
 
 
@@ -65,25 +74,37 @@ def test_acceptance_is_that_of_the_latest_tokens() -> None:
         [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(22, 0, -1)]
     )
     traffic, _ = counter(log, window=200).count(0.0, OURS)
-    assert traffic["code"] == ClassTraffic(tokens=2_200, judged=200, guessed=40)
+    assert shown(traffic)["code"] == (2_200, 200, 0.2)
+    assert traffic["code"].best == 0.9
 
 
-def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> None:
-    rule = RULE.model_copy(update={"run_tokens": 500})
+def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RUN_TOKENS", 500)
     usual = {"code": 0.81}
-    other = ClassTraffic(tokens=400)
-    assert training_due({"code": seen(499, 0.7), "sums": other}, usual, rule) is None
-    assert set(alarms({"code": seen(499, 0.7), "sums": other}, usual, rule)) == {"code"}
-    assert training_due({"code": seen(500, 0.7), "sums": other}, usual, rule) is not None
-    cause = training_due({"code": seen(499, 0.7), "sums": ClassTraffic(tokens=501)}, usual, rule)
+    traffic = {"code": seen((499, 0.7)), "sums": seen((400, None))}
+    assert training_due(traffic, usual, FRESH) is None
+    assert set(alarms(traffic, usual)) == {"code"}
+    assert training_due({**traffic, "code": seen((500, 0.7))}, usual, FRESH) is not None
+    cause = training_due({**traffic, "sums": seen((501, None))}, usual, FRESH)
     assert cause is not None and "'code'" in cause[0]
 
 
-def test_a_class_with_lower_acceptance_than_usual_is_reason_enough() -> None:
-    cause = training_due({"code": seen(200, 0.7)}, {"code": 0.81}, RULE)
+def test_a_class_with_lower_acceptance_than_usual_is_reason_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RUN_TOKENS", 0)
+    cause = training_due({"code": seen((200, 0.7))}, {"code": 0.81}, FRESH)
     assert cause is not None and cause[1] == ("code",)
-    assert training_due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None
-    assert training_due({"code": seen(199, 0.1)}, {"code": 0.81}, RULE) is None
+    assert training_due({"code": seen((200, 0.72))}, {"code": 0.81}, FRESH) is None
+    assert training_due({"code": seen((199, 0.1))}, {"code": 0.81}, FRESH) is None
+    assert training_due({"code": seen((200, 0.8), (200, 0.69))}, {}, FRESH) is not None, "it was better before"
+
+
+def test_usual_acceptance_moves_half_way_to_the_present_one_and_a_new_class_brings_its_own() -> None:
+    traffic = {"code": seen((200, 0.4)), "sums": seen((200, 0.6)), "few": seen((199, 0.1))}
+    assert updated_usual(traffic, {"code": 0.8, "old": 0.5}) == {
+        "code": pytest.approx(0.6),
+        "sums": pytest.approx(0.6),
+        "old": 0.5,
+    }
 
 
 def test_a_tenant_that_invents_classes_has_a_few_and_the_rest_are_one() -> None:
