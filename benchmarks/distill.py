@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ class Distilled:
         ends = [(folder / name).stat().st_mtime for name in ("job.json", *RESULTS.values())]
         return cls(
             folder / "draft.gguf",
-            {name: round((end - begun) / 60.0, 2) for name, begun, end in zip(RESULTS, ends, ends[1:], strict=True)},
+            {name: round((end - begun) / 60.0, 2) for name, (begun, end) in zip(RESULTS, pairwise(ends), strict=True)},
             json.loads((folder / "gate.json").read_bytes()),
             json.loads((folder / "done.json").read_bytes()),
         )
