@@ -208,7 +208,7 @@ async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings
     ModelRefused, Unavailable, or ImportError.
     """
     with EndedByInterrupt():
-        from edge_agent.drafting.pool import NGRAM
+        from edge_agent.drafting.loading import NGRAM
         from edge_agent.target.bundle import AUTO
         from outrider.llama.trial import try_draft
 

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from edge_agent.drafting.pool import NGRAM
+from edge_agent.drafting.loading import NGRAM
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram

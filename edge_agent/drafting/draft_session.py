@@ -1,7 +1,7 @@
 """Draft for one session: merge what a worker drafts into the session's tree, and hand over to another draft.
 
 When a draft is replaced, the worker of the new one reads the sequence while the old one goes on drafting. It takes over
-once it has caught up, and if it cannot read the sequence nothing changes.
+once it has read it, and if it cannot read the sequence nothing changes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
-from edge_agent.drafting.pool import DraftPool
+from edge_agent.drafting.loading import Draft
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.constraint import GrammarState
@@ -22,46 +24,44 @@ from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import MAX_VOCABULARY
 from outrider.core.tree import ROOT
 
-_ENOUGH_UPDATES = 8
-"""Updates after which a successor takes over although it lags behind: a slower draft would never catch up."""
+if TYPE_CHECKING:
+    from edge_agent.drafting.pool import DraftPool
 
-_Lease = tuple[DraftPool, DraftWorker]
-"""A worker and the pool that it returns to. Compared by identity: a worker that was returned may be taken again."""
+
+@dataclass(eq=False)
+class _Lease:
+    """A worker for as long as this session has it: one that was given back may be taken again."""
+
+    worker: DraftWorker
 
 
 class DraftSession:
-    """Drafts for one session, on the event loop. `DraftManager.session` makes it.
-
-    worker: of `pool`, to begin with; without one, nothing is drafted until the draft is replaced.
+    """Drafts for one session, on the event loop. `DraftPool.session` makes it.
 
     The drafter's ids of its nodes become the session's ids here and nowhere else. Updates arrive late: a node's parent
     may have become a committed token meanwhile, or may be gone. The rules are those between device and verifier: what
     hangs below a dropped node is dropped.
     """
 
-    busy = False
-    """Whether all workers of the draft that the session should have were in use when it began."""
-    grammar: Callable[[], GrammarState] | None = None
-    """Returns the state of the session's grammar before the first token. To be set before `begin`."""
-    on_failure: Callable[[], None] | None = None
-    """Called when drafting has ended by a failure, and no other draft is about to take over."""
-    _fallback: DraftPool | None = None
-    """The draft that goes on after a failure, which stays told."""
-
-    def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
+    def __init__(self, session: DeviceSession, pool: DraftPool) -> None:
         self._session = session
-        self._current = _lease(pool, worker)
-        self._successor: _Lease | None = None
-        """Reads the sequence, to take over from the current worker. It proposes nothing before."""
-        self._successor_updates = 0
-        self.pool = pool
-        self._requested = pool
-        """The draft that the session shall use in the end."""
-        self._had_draft = self._current is not None
+        self._pool = pool
+        self.draft: Draft | None = None
+        """The draft in use, or the one that has failed; None without one."""
         self.failure = ""
         """Why drafting ended, or could not begin with the draft that the session should have."""
+        self.busy = False
+        """Whether all workers of the draft that the session should have were in use when it began."""
+        self.grammar: Callable[[], GrammarState] | None = None
+        """Returns the state of the session's grammar before the first token. To be set before `begin`."""
         self.vocabulary_size = MAX_VOCABULARY
         """Token ids at or beyond it are not the target's, and are never proposed."""
+        self._current: _Lease | None = None
+        self._successor: _Lease | None = None
+        """Reads the sequence, to take over from the current worker. It proposes nothing before."""
+        self._requested: Draft | None = None
+        """The draft that the session shall use in the end."""
+        self._had_draft = False
         self._plan: SpeculationPlan | None = None
         """None before `begin`."""
         self._worker_plan: SpeculationPlan | None = None
@@ -100,12 +100,16 @@ class DraftSession:
         """
         if not self._had_draft:
             return None
-        return self.pool.release if self.pool is not None else ""
+        return self.draft.release if self.draft is not None else ""
 
     @property
     def name(self) -> str:
         """Name of the draft in use; empty for none."""
-        return self.pool.name if self.pool is not None and self.release is not None else ""
+        return self.draft.name if self.draft is not None else ""
+
+    def use(self, worker: DraftWorker) -> None:
+        """Draft with this worker, which the session gives back."""
+        self._hand_over(_Lease(worker))
 
     def rests(self, plan: SpeculationPlan, rtt_s: float) -> bool:
         """Return whether no nodes will come before the verifier's draft wait ends. rtt_s: to the verifier and back."""
@@ -115,7 +119,7 @@ class DraftSession:
             return False
         if self._resting and self._base == len(self._session.received):
             return True
-        return not len(self._session.tree) and self._current[1].decode_s + rtt_s > plan.draft_wait_s
+        return not len(self._session.tree) and self._current.worker.decode_s + rtt_s > plan.draft_wait_s
 
     def begin(self, plan: SpeculationPlan, on_change: Callable[[], None], on_handover: Callable[[float], None]) -> None:
         """Read the sequence as it stands, and draft.
@@ -140,7 +144,7 @@ class DraftSession:
         if plan != self._worker_plan:
             self._worker_plan = plan
             self._resting = False
-            self._current[1].replan(plan)
+            self._current.worker.replan(plan)
 
     def commit(self, delivery: Delivery) -> None:
         """Follow the session, which has delivered tokens: nodes became tokens, and others were dropped."""
@@ -153,40 +157,35 @@ class DraftSession:
                 del self._nodes[theirs]
         for lease in (self._current, self._successor):
             if lease is not None and delivery.tokens:
-                lease[1].commit(delivery.tokens)
+                lease.worker.commit(delivery.tokens)
         if self._plan is not None:
             self.replan(self._plan)  # nodes of a replaced draft may have left room
 
-    async def change_to(self, pool: DraftPool | None) -> None:
+    async def change_to(self, draft: Draft | None) -> None:
         """Change to another draft, or to none. Where all of its workers are in use, the session keeps what it has."""
-        self._requested = pool
-        if pool is self.pool:
+        self._requested = draft
+        if draft is self.draft:
             self._drop_successor()
             return
         try:
-            successor = _lease(pool, await pool.take()) if pool is not None else None
+            successor = _Lease(await self._pool.take(draft)) if draft is not None else None
         except (ModelRefused, Overloaded):
             return
-        if self._ended or self._session.finished or self._requested is not pool:
-            _give_back(successor)
+        if self._ended or self._session.finished or self._requested is not draft:
+            self._give_back(successor)
             return
         self._drop_successor()
         if successor is None or self._plan is None:  # there is nothing to read
-            self._hand_over(pool, successor)
+            self._hand_over(successor)
         else:
-            self._successor, self._successor_updates = successor, 0
+            self._successor = successor
             self._read(successor, dataclasses.replace(self._plan, nodes=0))
-
-    async def fall_back(self, pool: DraftPool) -> None:
-        """Change to a draft that goes on where the one that the session should have has failed."""
-        self._fallback = pool
-        await self.change_to(pool)
 
     def end(self) -> None:
         """Return the workers; nothing is drafted any more."""
         self._ended = True
         self._drop_successor()
-        _give_back(self._current)
+        self._give_back(self._current)
         self._current = None
 
     # --- updates
@@ -208,20 +207,24 @@ class DraftSession:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so the session has ended
                 loop.call_soon_threadsafe(self._receive, lease, news)
 
-        lease[1].begin(task, plan, report)
+        lease.worker.begin(task, plan, report)
 
     def _receive(self, lease: _Lease, news: DraftUpdate | str) -> None:
         """Take in what a worker reports, unless it was returned meanwhile."""
         if self._session.finished:
             return
         if lease is self._successor:
-            self._receive_from_successor(lease, news)
+            if isinstance(news, str):  # it cannot read the sequence
+                self._drop_successor()
+                self._go_on()
+            else:
+                self._hand_over(lease, news)
         elif lease is self._current:
             if isinstance(news, str):
                 self.failure = news
-                _give_back(lease)
+                self._give_back(lease)
                 self._current = None
-                self._check_drafting()
+                self._go_on()
             else:
                 now = self._note(news)
                 self._merge(news)
@@ -263,25 +266,14 @@ class DraftSession:
 
     # --- handover
 
-    def _receive_from_successor(self, successor: _Lease, news: DraftUpdate | str) -> None:
-        """Hand over to the successor when it has caught up with the current worker; give it up where it fails."""
-        if isinstance(news, str):
-            self._drop_successor()
-            self._check_drafting()
-            return
-        self._successor_updates += 1
-        caught_up = self._current is None or news.base >= self._base
-        if caught_up or self._successor_updates >= _ENOUGH_UPDATES:
-            self._hand_over(successor[0], successor, news)
-
-    def _hand_over(self, pool: DraftPool | None, successor: _Lease | None, update: DraftUpdate | None = None) -> None:
-        """Use another draft from now on; the nodes of the old one stay in the tree. update: the successor's last."""
+    def _hand_over(self, successor: _Lease | None, update: DraftUpdate | None = None) -> None:
+        """Use another draft from now on; the nodes of the old one stay in the tree. update: the successor's first."""
         previous, self._current, self._successor = self._current, successor, None
         self._replaced_at = self._updated_at if previous is not None else None
-        _give_back(previous)
-        self.pool = pool
+        self._give_back(previous)
+        self.draft = successor.worker.draft if successor is not None else None
         self._had_draft = True
-        if pool is None or pool is not self._fallback:
+        if self.draft is None or self.draft.has_model:
             self.failure = ""
         self._nodes, self._committed, self._worker_plan, self._updated_at = {}, {}, None, None
         if update is not None:
@@ -290,22 +282,15 @@ class DraftSession:
             self.replan(self._plan)
             self._on_change()
 
-    def _check_drafting(self) -> None:
-        """Tell of a failure that has left nobody to draft, now or soon."""
-        if self._current is None and self._successor is None and self.on_failure is not None:
-            self.on_failure()
+    def _go_on(self) -> None:
+        """Go on by n-grams alone after a failure that has left nobody to draft, now or soon."""
+        if self._current is None and self._successor is None:
+            self._pool.fall_back(self)
 
     def _drop_successor(self) -> None:
-        _give_back(self._successor)
+        self._give_back(self._successor)
         self._successor = None
 
-
-def _lease(pool: DraftPool | None, worker: DraftWorker | None) -> _Lease | None:
-    return (pool, worker) if pool is not None and worker is not None else None
-
-
-def _give_back(lease: _Lease | None) -> None:
-    """Return a worker to its pool."""
-    if lease is not None:
-        pool, worker = lease
-        pool.give_back(worker)
+    def _give_back(self, lease: _Lease | None) -> None:
+        if lease is not None:
+            self._pool.give_back(lease.worker)

@@ -28,9 +28,6 @@ _NEXT_LEVEL_ACCEPTANCE = 0.8
 _MODEL_SHARE = 0.5
 """Part of the tree's room that is kept for children of nodes that a model evaluated: n-grams that are often half right
 would otherwise fill the tree with guesses before the model has said what it knows better."""
-_LEAD = 1.15
-"""How many times as many tokens as a better model another one must promise to take its place: what a model proposes is
-known only where it was asked."""
 _IDLE = SpeculationPlan(
     nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S
 )
@@ -78,18 +75,13 @@ class _NodeState:
         return self.acceptance == 1.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Model:
-    """A source whose calls cost time, with what the drafter knows of it beyond its proposals' acceptance."""
+    """A source whose calls cost time, with what it has to catch up with."""
 
     number: int
     calibrated: CalibratedSource
     latency: DecodeLatency
-    has: float = 0.8
-    """Moving average: how often the target's token is among the model's proposals, where others were asked as well, so
-    that models are compared at the same places."""
-    adds: float = 0.3
-    """Moving average: the same where the others have not proposed it."""
     path: list[int] = field(default_factory=list)
     """Nodes that became the first of `tokens`."""
     tokens: list[int] = field(default_factory=list)
@@ -99,27 +91,13 @@ class _Model:
     full: bool = False
     """Whether its context has no cells or sequence ids left before a commit frees some."""
 
-    def observe(self, proposed: bool, by_others: bool) -> None:
-        """Learn whether it proposed a committed token, and whether other models that were asked did."""
-        self.has += _MODEL_RATE * (proposed - self.has)
-        if not by_others:
-            self.adds += _MODEL_RATE * (proposed - self.adds)
-
-    def tokens_per_step(self, plan: SpeculationPlan) -> float:
-        """Return how many tokens a step would commit if this model alone drafted as deep as it can meanwhile."""
-        depth = min(float(plan.depth), plan.step_s / self.latency.of(1))
-        return float((1.0 - self.has ** (1.0 + depth)) / (1.0 - min(self.has, 0.999)))
-
-
-_MODEL_RATE = 0.02
-"""Weight of a new observation in what is averaged of a model."""
-
 
 class Drafter:
     """Drafts for one session at a time.
 
-    sources: the best one first; those with a latency are models, which are asked where that gains the most per second.
-    All others are asked wherever their proposals could matter. One that fails is dropped for the session.
+    sources: the best one first. Those with a latency are models: all of them are asked for the children of the same
+    nodes, and what they propose is merged (SpecInfer, arXiv 2305.09781). All others are asked wherever their proposals
+    could matter. A source that fails is dropped for the session.
     """
 
     def __init__(self, sources: Sequence[CalibratedSource], clock: Callable[[], float] = time.monotonic) -> None:
@@ -128,8 +106,8 @@ class Drafter:
             _Model(number, one, one.latency) for number, one in enumerate(sources) if one.latency is not None
         ]
         self._clock = clock
-        self.decode_s = min((model.latency.of(1) for model in self._models), default=0.0)
-        """Moving average of the duration of a decode."""
+        self.decode_s = sum(model.latency.of(1) for model in self._models)
+        """Moving average of the time in which the models evaluate nodes once."""
         self._tokens_per_step = 2.0
         self._free: dict[int, CalibratedSource] = {}
         """Number -> source that costs nothing, without those that gave up for this session."""
@@ -143,8 +121,8 @@ class Drafter:
         self._refused = 0.0
         """Path acceptance for which a full tree had no node to displace since it began to grow; nodes that come take
         the places of lesser ones, so it has none for less."""
-        self._chosen: tuple[_Model | None, list[RankedNode]] | None = None
-        """The model and the leaves of the next decode; None where they must be chosen again."""
+        self._chosen: list[RankedNode] | None = None
+        """The leaves of the next decode; None where they must be chosen again."""
         self.plan = _IDLE
 
     @property
@@ -172,7 +150,7 @@ class Drafter:
         """Commit tokens: learn from them, and keep what descends from the last one."""
         path: list[int] = []
         for token in tokens:
-            self._learn(self._states[ROOT], token)
+            self._states[ROOT].proposals.learn(token)
             carried = self._tree.advance(token)
             self._states[ROOT] = _NodeState() if carried is None else self._states[carried]
             if carried is not None:
@@ -197,18 +175,14 @@ class Drafter:
         if not self._models and not self._states[ROOT].asked:
             self._grow([self._root()])
             return True
-        model, leaves = self._next_decode()
-        if model is None:
+        leaves = self._next_leaves()
+        if not leaves:
             return False
-        begun, at_root = self._clock(), leaves[0].node.id == ROOT
-        try:
-            self._try(model, partial(self._evaluate, model, leaves))
-        except Overloaded:
-            model.full, self._chosen = True, None
-            return self._next_decode()[0] is not None
-        if not at_root:
+        begun = self._clock()
+        evaluated = self._evaluate(leaves)
+        if leaves[0].node.id != ROOT:
             self.decode_s += 0.1 * (self._clock() - begun - self.decode_s)
-        return True
+        return evaluated
 
     def harvest(self, *, moved: bool) -> DraftUpdate | None:
         """Return what should be sent now; None where it is better to draft further first.
@@ -232,73 +206,50 @@ class Drafter:
 
     # --- what to do next
 
-    def _next_decode(self) -> tuple[_Model | None, list[RankedNode]]:
-        """Return which model should evaluate which leaves next; (None, []) where none is worth its time."""
+    def _next_leaves(self) -> list[RankedNode]:
+        """Return the leaves that are worth evaluating next, ancestors first; none where none is."""
         if self._chosen is None:
-            self._chosen, best = (None, []), 0.0
-            ranked = self._ranked()
-            if self._room() <= 0:
-                displaced = self._weakest(ranked)
-                least = displaced.path_acceptance / _NEXT_LEVEL_ACCEPTANCE if displaced is not None else 1.0
-                ranked = [item for item in ranked if item.path_acceptance > least]
-            models = [model for model in self._models if not (model.failed or model.full)]
-            leading = self._leading(models)
-            for model in models:
-                leaves = self._leaves(model, leading is model, ranked)
-                gain = model.has * sum(leaf.gain for leaf in leaves)
-                rate = gain / (model.latency.of(max(1, len(leaves))) + self._reading_s(model))
-                if leaves and (self._chosen[0] is None or rate > best):
-                    self._chosen, best = (model, leaves), rate
+            self._chosen = self._leaves()
         return self._chosen
 
-    def _leading(self, models: Sequence[_Model]) -> _Model | None:
-        """Return the model that evaluates the tree, while others add to it: the best one, or one that is so much faster
-        that it drafts more."""
-        leading = models[0] if models else None
-        for model in models[1:]:
-            if leading and model.tokens_per_step(self.plan) > _LEAD * leading.tokens_per_step(self.plan):
-                leading = model
-        return leading
-
-    def _leaves(self, model: _Model, leads: bool, ranked: Sequence[RankedNode]) -> list[RankedNode]:
-        """Return the leaves that the model's next decode should evaluate.
-
-        leads: whether it is the model that drafts most alone. Others evaluate what it has left undecided.
-        """
-        if model.number not in self._states[ROOT].evaluated:
-            candidates = [self._root()]  # nothing below it could be evaluated before
-        else:
-            knows = model.calibrated.source.knows
-            candidates = [item for item in ranked if knows(item.node.token) and self._may_have_children(item.node)]
-        states = self._states
+    def _leaves(self) -> list[RankedNode]:
+        models, states = self._awake(), self._states
+        if not models:
+            return []
+        if any(model.number not in states[ROOT].evaluated for model in models):
+            return [self._root()]  # nothing below it could be evaluated before
+        ranked = self._ranked()
+        if self._room() <= 0:
+            displaced = self._weakest(ranked)
+            least = displaced.path_acceptance / _NEXT_LEVEL_ACCEPTANCE if displaced is not None else 1.0
+            ranked = [item for item in ranked if item.path_acceptance > least]
         leaves = [
-            self._leaf(model, item, leads) for item in candidates if model.number not in states[item.node.id].evaluated
+            self._leaf(item)
+            for item in ranked
+            if not states[item.node.id].evaluated
+            and self._may_have_children(item.node)
+            and any(model.calibrated.source.knows(item.node.token) for model in models)
         ]
-        evaluated = {ROOT} | {id_ for id_, state in states.items() if model.number in state.evaluated}
-        least = growth.least_acceptance(self.plan, model.latency, self._tokens_per_step)
-        return growth.choose_leaves(leaves, evaluated, self.plan, model.latency, least)
+        evaluated = {ROOT} | {id_ for id_, state in states.items() if state.evaluated}
+        latency = DecodeLatency.together([model.latency for model in models])
+        least = growth.least_acceptance(self.plan, latency, self._tokens_per_step)
+        return growth.choose_leaves(leaves, evaluated, self.plan, latency, least)
 
-    def _leaf(self, model: _Model, item: RankedNode, leads: bool) -> RankedNode:
-        """Return a node with what the model may add below it."""
-        state = self._states[item.node.id]
-        if not leads:
-            if not state.evaluated:
-                return replace(item, novelty=0.0)
-            known = sum(acceptance for acceptance, _ in state.proposals.children.values())
-            return replace(item, spine=False, novelty=max(0.0, 1.0 - known) * min(1.0, model.adds / model.has))
+    def _leaf(self, item: RankedNode) -> RankedNode:
+        """Return a node with what an evaluation may add below it: nothing above a node that must follow, where both are
+        evaluated in one decode."""
         certain = any(self._states[child].certain for child in self._tree.children(item.node.id).values())
-        # Above a node that must follow there is nothing to choose: both are evaluated in one decode.
-        return replace(item, novelty=0.0) if certain and item.node.id != ROOT else item
+        return replace(item, settled=True) if certain else item
 
-    def _reading_s(self, model: _Model) -> float:
-        """Return the seconds that the model needs for committed tokens beyond the one that any would evaluate now."""
-        return model.latency.of(len(model.tokens)) - model.latency.of(1) if len(model.tokens) > 1 else 0.0
+    def _awake(self) -> list[_Model]:
+        """Return the models that can be asked before the next commit."""
+        return [model for model in self._models if not (model.failed or model.full)]
 
     def _should_collect(self, unsent: Sequence[RankedNode], *, awaited: bool) -> bool:
         """Return whether to draft more before these nodes go out. awaited: the verifier holds nothing of ours."""
         if not awaited:
             return self._clock() - self._sent_at < growth.send_interval(self.plan.step_s)
-        next_gain = _NEXT_LEVEL_ACCEPTANCE * sum(leaf.gain for leaf in self._next_decode()[1])
+        next_gain = _NEXT_LEVEL_ACCEPTANCE * sum(leaf.gain for leaf in self._next_leaves())
         held, elapsed_s = [item.path_acceptance for item in unsent], self._clock() - self._committed_at
         return growth.should_wait(self.plan, held, next_gain, self.decode_s, elapsed_s)
 
@@ -311,21 +262,41 @@ class Drafter:
 
     # --- growing
 
-    def _evaluate(self, model: _Model, leaves: Sequence[RankedNode]) -> None:
-        """Ask a model for the children of these nodes and add those that qualify. A failure changes nothing."""
+    def _evaluate(self, leaves: Sequence[RankedNode]) -> bool:
+        """Ask the models for the children of these nodes and add those that qualify; return whether one answered."""
+        self._chosen = None
+        for model in self._awake():
+            try:
+                self._try(model, partial(self._ask, model, leaves))
+            except Overloaded:
+                model.full = True
+        asked = {leaf.node.id for leaf in leaves if self._states[leaf.node.id].evaluated}
+        if asked:
+            self._grow([item for item in (self._root(), *self._kept()) if item.node.id in asked])
+        return bool(asked)
+
+    def _ask(self, model: _Model, leaves: Sequence[RankedNode]) -> None:
+        """Let a model rate the children of the nodes that it can evaluate: it has evaluated what is above them, or does
+        so in the same call."""
         source = model.calibrated.source
         if model.tokens:
             path, tokens, model.path, model.tokens = model.path, model.tokens, [], []
             source.advance(path, tokens)
-        contexts = [self._context(leaf.node, wanted=leaf.novelty > 0.0) for leaf in leaves]
+        asked: dict[int, RankedNode] = {}
+        for leaf in leaves:
+            node = leaf.node
+            if model.number in self._states[node.id].evaluated or (node.id != ROOT and not source.knows(node.token)):
+                continue
+            if node.id == ROOT or node.parent in asked or model.number in self._states[node.parent].evaluated:
+                asked[node.id] = leaf
+        if not asked:
+            return
+        contexts = [self._context(leaf.node, wanted=not leaf.settled) for leaf in asked.values()]
         proposed = source.expand(contexts)
-        self._chosen = None
-        for leaf, proposals in zip(leaves, proposed, strict=True):
+        for leaf, proposals in zip(asked.values(), proposed, strict=True):
             self._states[leaf.node.id].evaluated.add(model.number)
-            if leaf.novelty > 0.0:
+            if not leaf.settled:
                 self._rate(leaf, model.number, proposals)
-        asked = {leaf.node.id for leaf in leaves}
-        self._grow([item for item in (self._root(), *self._kept()) if item.node.id in asked])
 
     def _rate(self, parent: RankedNode, number: int, proposals: Sequence[Proposal]) -> None:
         """Add a source's proposals for a node's children, and rate anew the children that exist already."""
@@ -481,16 +452,6 @@ class Drafter:
     def _context(self, node: Node, *, wanted: bool = True) -> NodeContext:
         path = tuple(self._tree.path(node.id))
         return NodeContext(node.id, node.parent, node.token, self._tree.position + len(path), path, wanted)
-
-    def _learn(self, state: _NodeState, token: int) -> None:
-        """Learn from the token that the target committed below a node."""
-        proposals = state.proposals
-        proposals.learn(token)
-        if len(state.evaluated) > 1:
-            found = {number for number in state.evaluated if proposals.has(number, token)}
-            for model in self._models:
-                if model.number in state.evaluated:
-                    model.observe(model.number in found, bool(found - {model.number}))
 
     def _on_new_root(self) -> None:
         self._committed_at = self._clock()

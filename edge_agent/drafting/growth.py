@@ -98,14 +98,13 @@ class RankedNode:
     path_acceptance: float
     spine: bool = False
     """Whether every node on its path is the leading source's first proposal."""
-    novelty: float = 1.0
-    """Share of its path acceptance that children which nobody proposed yet may have: 0 where its only child is known,
-    little where another model was asked for its children."""
+    settled: bool = False
+    """Whether its only child is known, so that it is evaluated for the sake of nodes below it alone."""
 
     @property
     def gain(self) -> float:
         """Return the path acceptance that its evaluation may add to the tree."""
-        return self.path_acceptance * self.novelty
+        return 0.0 if self.settled else self.path_acceptance
 
 
 @dataclass(frozen=True)
@@ -129,6 +128,13 @@ class DecodeLatency:
     def measured(cls, seconds: Mapping[int, float]) -> DecodeLatency:
         """Build it from the seconds of a decode for each number of nodes."""
         return cls(tuple(sorted(seconds.items())))
+
+    @classmethod
+    def together(cls, several: Sequence[DecodeLatency]) -> DecodeLatency:
+        """Return how long decodes of the same nodes take one after another, of at least one model."""
+        if len(several) == 1:
+            return several[0]
+        return cls(tuple((nodes, sum(one.of(nodes) for one in several)) for nodes, _ in several[0].seconds))
 
     def of(self, nodes: int) -> float:
         """Return the seconds of a decode of so many nodes, by linear inter- and extrapolation."""
@@ -192,7 +198,7 @@ def choose_leaves(
 
 
 def _qualifies(leaf: RankedNode, least: float) -> bool:
-    return leaf.novelty > 0.0 and (leaf.gain >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
+    return not leaf.settled and (leaf.gain >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
 
 
 def _chain(

@@ -17,6 +17,7 @@ from typing import TypeVar
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
+from edge_agent.drafting.loading import Draft
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.errors import BadRequest
 
@@ -57,17 +58,19 @@ class _Inbox:
 class DraftWorker:
     """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds.
 
-    build: makes the drafter, on the worker's thread. release: frees what `build` took, on the same thread.
-    budget: of CPU time; only prompts are read whatever it says.
+    draft: what it drafts with. build: makes the drafter, on the worker's thread. release: frees what `build` took, on
+    the same thread. budget: of CPU time; only prompts are read whatever it says.
     """
 
     def __init__(
         self,
+        draft: Draft,
         build: Callable[[], Drafter],
         release: Callable[[], None] = lambda: None,
         budget: CpuBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.draft = draft
         self._build = build
         self._release = release
         self._budget = budget or CpuBudget()

@@ -184,7 +184,7 @@ def _model_card(bundle: TargetBundle) -> dict[str, Any]:
         "created": 0,
         "owned_by": "outrider",
         "max_model_len": description.max_sequence,
-        "draft": bundle.drafts.name if bundle.drafts is not None else None,
+        "draft": bundle.draft.name if bundle.draft is not None else None,
     }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from edge_agent.drafting.manager import DraftManager
+from edge_agent.drafting.loading import Draft
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.download import RefusalKind, ReleaseRefused, download_urls, fetch
 from edge_agent.releases.state import InstalledRelease, ReleaseFolder, ReleaseState
@@ -49,21 +49,25 @@ _TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "no 
 
 Ask = Callable[[str, str, str], Awaitable[pb.OfferReleaseResponse]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
-LoadPool = Callable[[Path, str, str], Awaitable[DraftPool]]
-"""(file, displayed name, digest) -> pool. Raises VocabularyMismatch if the target's is another."""
+LoadDraft = Callable[[Path, str, str], Awaitable[Draft]]
+"""(file, displayed name, digest) -> draft. Raises VocabularyMismatch if the target's is another."""
 
 
 class Follower:
     """The releases of one client. `begin` loads the draft to start with, `run` keeps it up to date until `close`.
 
     keys: key id -> raw public key of the trusted publishers. root: folder of all targets' releases.
+    drafts: what it replaces; without a release, n-grams draft.
     tls: the cluster's authorities, since the coordinator serves files with its own certificate, and the device's one.
     """
 
-    def __init__(self, keys: Mapping[str, bytes], root: Path, ask: Ask, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self, keys: Mapping[str, bytes], root: Path, ask: Ask, drafts: DraftPool, tls: ClientTls | None = None
+    ) -> None:
         self._keys = keys
         self._root = root
         self._ask = ask
+        self._drafts = drafts
         self._tls = tls or ClientTls()
         self._target = Target("", "", "")
         self._folder: ReleaseFolder | None = None
@@ -87,7 +91,7 @@ class Follower:
             self._noticed = serial
             self._news.set()
 
-    async def begin(self, target: Target, load: LoadPool) -> DraftPool | None:
+    async def begin(self, target: Target, load: LoadDraft) -> Draft | None:
         """Load the release that this device has loaded before; None where there is none."""
         self._leave_folder()
         self._target, self._load = target, load
@@ -101,10 +105,9 @@ class Follower:
             self._leave_folder()
             return None
 
-    def run(self, drafts: DraftManager) -> None:
-        """Follow what is offered, in the background; without a release, sessions draft with `drafts.fallback`."""
+    def run(self) -> None:
+        """Follow what is offered, in the background."""
         if self._folder is not None:
-            self._drafts = drafts
             self._task = asyncio.create_task(self._follow(self._folder))
 
     async def close(self) -> None:
@@ -188,16 +191,16 @@ class Follower:
                 return False
         if not await self._drafts.retired(_RETIRE_S):
             return False  # no third model is loaded
-        pool = await self._loaded(folder, release)
+        draft = await self._loaded(folder, release)
         try:
             await asyncio.to_thread(folder.write, folder.state.take(release))
         except BaseException as error:
-            await pool.close()
+            await self._drafts.free(draft)
             if not isinstance(error, OSError):
                 raise
             message = f"{folder.path} cannot be written: {error}; make it writable"
             raise ReleaseRefused("no room", message) from error
-        await self._use(folder, pool)
+        await self._use(folder, draft)
         log.info("drafting with %s from now on", release)
         return True
 
@@ -236,16 +239,16 @@ class Follower:
         if not await self._drafts.retired(_RETIRE_S):
             return False
         await asyncio.to_thread(folder.change, state)
-        await self._use(folder, await self._load_current(folder) or self._drafts.fallback)
+        await self._use(folder, await self._load_current(folder) or self._drafts.ngram)
         return True
 
     @property
     def _in_use(self) -> str:
         """Return the release that new sessions draft with; empty for none."""
-        return self._drafts.pool.release if self._drafts.pool is not None else ""
+        return self._drafts.draft.release if self._drafts.draft is not None else ""
 
-    async def _use(self, folder: ReleaseFolder, pool: DraftPool | None) -> None:
-        self._drafts.replace(pool)
+    async def _use(self, folder: ReleaseFolder, draft: Draft | None) -> None:
+        self._drafts.replace(draft)
         await asyncio.to_thread(folder.tidy)
 
     # --- what is on this device
@@ -268,7 +271,7 @@ class Follower:
             self._folder.close()
             self._folder = None
 
-    async def _load_current(self, folder: ReleaseFolder) -> DraftPool | None:
+    async def _load_current(self, folder: ReleaseFolder) -> Draft | None:
         """Load the current release, or the last good one if that fails; return None for the fallback."""
         while (release := folder.state.current) is not None:
             if not await asyncio.to_thread(folder.files.verify, release.digest):
@@ -281,7 +284,7 @@ class Follower:
                 self._note(error, release.manifest)
         return None
 
-    async def _loaded(self, folder: ReleaseFolder, release: InstalledRelease) -> DraftPool:
+    async def _loaded(self, folder: ReleaseFolder, release: InstalledRelease) -> Draft:
         """Load a release and start its first worker.
 
         Raises ReleaseRefused for one that cannot be loaded, which is not tried again before `outrider-edge releases
@@ -302,17 +305,15 @@ class Follower:
         await asyncio.to_thread(folder.change, state)
         raise refused
 
-    async def _started(self, file: Path, release: InstalledRelease) -> DraftPool:
+    async def _started(self, file: Path, release: InstalledRelease) -> Draft:
         """Load a file and start its first worker. Raises ModelRefused, ImportError."""
-        pool = await self._load(file, f"version {release.version}", release.digest)
+        draft = await self._load(file, f"version {release.version}", release.digest)
         try:
-            await pool.warm_up()
-            if pool.start_failure:
-                raise ModelRefused(pool.start_failure)
+            await self._drafts.start(draft)
         except BaseException:  # a cancellation, above all
-            await pool.close()
+            await self._drafts.free(draft)
             raise
-        return pool
+        return draft
 
     def _note(self, error: ReleaseRefused, manifest: str) -> None:
         """Log and count a refusal, once by release and kind. manifest: digest of the release's manifest."""

@@ -173,7 +173,7 @@ class Client:
     def prepare(self) -> TargetBundle:
         """Fetch and load what the target needs, once; otherwise the first request does it.
 
-        `drafts` of the result is the draft in use now. A caller that is cancelled does not stop the loading.
+        `draft` of the result is the one in use now. A caller that is cancelled does not stop the loading.
         """
         return self._thread.run(self._client.prepare())
 

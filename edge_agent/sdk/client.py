@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -13,8 +14,8 @@ from pydantic import SecretStr
 
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.cpu_budget import CpuBudget
-from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import DraftOptions
+from edge_agent.drafting.loading import DraftOptions
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
@@ -33,10 +34,10 @@ from edge_agent.sdk.types import (
 )
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifacts import CachedSource, DescriptionCache
-from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle, without_model
+from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle
 from edge_agent.target.chat_template import Message
 from outrider.artifacts.store import ArtifactStore
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.settings import from_environment
 from outrider.wire.channels import ClientTls
 from outrider.wire.manifest import trusted_keys
@@ -131,7 +132,8 @@ class AsyncClient:
         self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
         self._tasks = BackgroundTasks()
-        self._sessions = Sessions(settings, self._tasks, tls, reroute or {})
+        self._drafts = DraftPool(self._draft_options)
+        self._sessions = Sessions(settings, self._drafts, self._tasks, tls, reroute or {})
         self.metrics = self._sessions.metrics
         self._signed_only = bool(settings.release_keys)
         self.updates: Follower | None = None
@@ -139,7 +141,7 @@ class AsyncClient:
         keys = trusted_keys(settings.release_keys)
         if keys and coordinator and draft == AUTO:
             ask = self._sessions.coordinator
-            follower = Follower(keys, cache / FOLDER, lambda *state: ask().release_offer(*state), tls)
+            follower = Follower(keys, cache / FOLDER, lambda *state: ask().release_offer(*state), self._drafts, tls)
             self.updates = follower
             self._sessions.on_release_notice = follower.notice
             self._sessions.device_id = lambda: follower.device_id
@@ -278,7 +280,7 @@ class AsyncClient:
     async def prepare(self) -> TargetBundle:
         """Fetch and load what the target needs, once; otherwise the first request does it.
 
-        `drafts` of the result is the draft in use now. A caller that is cancelled does not stop the loading.
+        `draft` of the result is the one in use now. A caller that is cancelled does not stop the loading.
         """
         return await self._loaded(self._load_from_verifiers)
 
@@ -315,13 +317,17 @@ class AsyncClient:
             if self._loading is None or self._loading.done():
                 self._loading = self._tasks.begin(self._keep(load))
             bundle = await self._tasks.result_of(self._loading)
-        return dataclasses.replace(bundle, drafts=self._sessions.drafts.pool)
+        return dataclasses.replace(bundle, draft=self._drafts.draft)
 
     async def _keep(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
-        bundle = self._bundle = await load()
-        self._sessions.drafts = DraftManager(bundle.drafts, without_model(self._draft_options))
+        bundle = await load()
+        self._drafts.replace(bundle.draft)
+        if bundle.draft is not None:
+            with contextlib.suppress(ModelRefused):  # each session is told of it
+                await self._drafts.start(bundle.draft)
+        self._bundle = bundle
         if self.updates is not None:
-            self.updates.run(self._sessions.drafts)
+            self.updates.run()
         return bundle
 
     async def _load_from_verifiers(self) -> TargetBundle:

@@ -159,14 +159,14 @@ class Generation:
 
     def _offline_source(self, cause: Unavailable) -> DeliverySource:
         """Return what the draft writes alone. Raises Unavailable if there is no model, or logprobs are asked for."""
-        pool = self._sessions.drafts.pool
-        if pool is None or not pool.has_model:
+        draft = self._sessions.drafts.draft
+        if draft is None or not draft.has_model:
             raise Unavailable(f"{cause}; and there is no draft model for offline generation") from cause
         if self.request.logprobs is not None or self.request.prompt_logprobs is not None:
             raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
         log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
         self._is_offline = True
-        self.statistics.uses(pool.name, pool.release)
+        self.statistics.uses(draft.name, draft.release)
         ends = self.request.end_ids(self._bundle.description.eos_token_ids)
         task = DraftTask(
             self.prompt,
@@ -177,7 +177,7 @@ class Generation:
             self._bundle.grammar(self.request.sampling.grammar),
             self.request.min_tokens,
         )
-        return contextlib.aclosing(pool.generate_offline(task, self.statistics.generated_offline))
+        return contextlib.aclosing(self._sessions.drafts.generate_offline(task, self.statistics.generated_offline))
 
     async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
         """Return the next source of deliveries after `failures` failed tries.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from edge_agent.config import EdgeSettings
-from edge_agent.drafting.manager import DraftManager
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk.request import Request
 from edge_agent.session.coordinator_client import CoordinatorClient, grants_of, prior_of
@@ -117,12 +117,16 @@ class Sessions:
     """
 
     def __init__(
-        self, settings: EdgeSettings, tasks: BackgroundTasks, tls: ClientTls | None, reroute: Mapping[str, str]
+        self,
+        settings: EdgeSettings,
+        drafts: DraftPool,
+        tasks: BackgroundTasks,
+        tls: ClientTls | None,
+        reroute: Mapping[str, str],
     ) -> None:
         self.settings = settings
         self.metrics = EdgeMetrics()
-        self.drafts = DraftManager(None)
-        """The draft that sessions get; none before the target is loaded."""
+        self.drafts = drafts
         self.on_release_notice: Callable[[int], None] = lambda serial: None
         """Called with the serial number of the cluster's draft releases whenever it is mentioned."""
         self.device_id: Callable[[], str] = lambda: ""
@@ -149,8 +153,8 @@ class Sessions:
         """Place the session, lease a draft and drive it while the body runs; yields what verifiers commit."""
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
-            drafts = self.drafts if request.speculation else DraftManager(None)
-            release = drafts.pool.release if drafts.pool else ""
+            announced = self.drafts.draft if request.speculation else None
+            release = announced.release if announced is not None else ""
             budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
             if request.offline == "draft_only":
                 budget_s = min(budget_s, OFFLINE_AFTER_S)
@@ -158,10 +162,10 @@ class Sessions:
             if placement is not None:
                 stack.callback(self.close_session, placement)
                 prior = prior_of(placement)
-                if drafts.pool is not None and drafts.pool.release == release and prior is not None:
-                    drafts.pool.apply_prior(prior)
+                if announced is not None and announced is self.drafts.draft and prior is not None:
+                    announced.apply_prior(prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
-            draft = await stack.enter_async_context(drafts.session(session))
+            draft = await stack.enter_async_context(self.drafts.session(session, speculation=request.speculation))
             draft.grammar = bundle.grammar(request.sampling.grammar)
             self._tasks.check_open()
             options = DriverOptions(
@@ -237,7 +241,6 @@ class Sessions:
     async def close(self) -> None:
         """Free the draft and close the channels, after the sessions have ended."""
         await self.drafts.close()
-        self.drafts = DraftManager(None)
         await self._channels.close()
 
     # --- placement

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
-from edge_agent.releases.follower import LoadPool
+from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions, load, ngram_draft
+from edge_agent.releases.follower import LoadDraft
 from edge_agent.target.artifacts import ArtifactClient, CachedSource, artifact_of, cached, digest
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
 from edge_agent.target.tokenizer import TargetTokenizer
@@ -40,18 +40,18 @@ ArtifactSource = ArtifactClient | CachedSource
 """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
 GivenDraft = str | Path | Sequence[str | Path] | None
 """A draft as an application names it: "auto", "ngram", a path, several paths with the best one first, or None."""
-FirstDraft = Callable[[Target, LoadPool], Awaitable[DraftPool | None]]
+FirstDraft = Callable[[Target, LoadDraft], Awaitable[Draft | None]]
 """Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
 
 
 @dataclass(frozen=True)
 class TargetBundle:
-    """Everything that a client loads once for its target. `drafts` is None without speculation."""
+    """Everything that a client loads once for its target. `draft` is None without speculation."""
 
     description: pb.DescribeResponse
     tokenizer: TargetTokenizer
     template: ChatTemplate | None
-    drafts: DraftPool | None
+    draft: Draft | None
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a prompt. Raises BadRequest. Call it on a thread: a long text takes seconds."""
@@ -117,21 +117,15 @@ class BundleLoader:
         tokenizer = await self._tokenizer(description)
         template = await self._template(description, tokenizer)
 
-        def load(path: Path, name: str, digest: str) -> Awaitable[DraftPool]:
-            return DraftPool.load(path, name, tokenizer.table, self._options(description), digest)
+        def load_file(path: Path, name: str, digest: str) -> Awaitable[Draft]:
+            return load(path, name, tokenizer.table, self._options(description), digest)
 
-        drafts = await first_draft(target_from_proto(description.target), load) if first_draft is not None else None
-        if drafts is None:
-            drafts = await self._drafts(description, tokenizer, draft)
-        if drafts is not None:
-            try:
-                await drafts.warm_up()
-            except BaseException:  # a cancellation, above all
-                await drafts.close()
-                raise
-        return TargetBundle(description, tokenizer, template, drafts)
+        first = await first_draft(target_from_proto(description.target), load_file) if first_draft is not None else None
+        if first is None:
+            first = await self._draft(description, tokenizer, draft)
+        return TargetBundle(description, tokenizer, template, first)
 
-    async def _offered_draft(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> DraftPool | None:
+    async def _offered_draft(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> Draft | None:
         """Load the verifiers' own draft; n-grams, or None without them, where there is none or it may not be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
@@ -147,14 +141,14 @@ class BundleLoader:
             return self._without_model(str(error), logging.INFO)
         try:
             path = await self._fetched(ref)
-            return await DraftPool.load(path, ref.name, tokenizer.table, self._options(description), digest(ref))
+            return await load(path, ref.name, tokenizer.table, self._options(description), digest(ref))
         except ModelRefused as error:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
-    def _without_model(self, why: str, level: int) -> DraftPool | None:
-        drafts = without_model(self.draft_options)
-        log.log(level, "%s; %s", why, "n-grams of the text draft" if drafts is not None else "nothing is drafted")
-        return drafts
+    def _without_model(self, why: str, level: int) -> Draft | None:
+        ngram = self.draft_options.ngram
+        log.log(level, "%s; %s", why, "n-grams of the text draft" if ngram else "nothing is drafted")
+        return ngram_draft() if ngram else None
 
     def _options(self, description: pb.DescribeResponse) -> DraftOptions:
         return dataclasses.replace(self.draft_options, positions=description.max_sequence)
@@ -205,29 +199,24 @@ class BundleLoader:
             log.info("%s", error)
         return template
 
-    async def _drafts(
+    async def _draft(
         self, description: pb.DescribeResponse, tokenizer: TargetTokenizer, draft: GivenDraft
-    ) -> DraftPool | None:
+    ) -> Draft | None:
         if draft is None:
             return None
         if draft == NGRAM:
-            return DraftPool.ngram_only(self.draft_options)
+            return ngram_draft()
         options = self._options(description)
         if not isinstance(draft, str | os.PathLike):
-            return await DraftPool.load([Path(one) for one in draft], "", tokenizer.table, options)
+            return await load([Path(one) for one in draft], "", tokenizer.table, options)
         if draft != AUTO:
-            return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, options)
+            return await load(Path(draft), Path(draft).name, tokenizer.table, options)
         try:
             return await self._offered_draft(description, tokenizer)
         except VocabularyMismatch:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
             return self._without_model(f"the offered draft cannot be fetched: {error}", logging.WARNING)
-
-
-def without_model(options: DraftOptions) -> DraftPool | None:
-    """Return the draft of a device without a model: n-grams alone, or None if the options forbid them."""
-    return DraftPool.ngram_only(options) if options.ngram else None
 
 
 def check_text(text: str, longest: int, max_sequence: int) -> None:

@@ -11,7 +11,8 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
-from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.loading import Draft, DraftOptions
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
@@ -85,31 +86,44 @@ class ScriptedSource:
         return [Proposal(wrong, 0, 0.2), Proposal((right + 2) % VOCABULARY, 1, 0.2)]
 
 
-class ScriptedPool(DraftPool):
-    """Hold a draft with one worker, which drafts by script."""
+class ScriptedDraft(Draft):
+    """A draft that drafts by script, in one session at a time."""
 
     def __init__(self, source: ScriptedSource, release: str = "", name: str = "scripted") -> None:
-        super().__init__(name, DraftOptions(workers=1), release=release)
-        self.worker = worker(source)
+        super().__init__(name, release)
+        self.source = source
         self.returned = 0
-        """How often the worker was returned."""
+        """How often its worker was returned."""
 
-    def draft(self, session: DeviceSession) -> DraftSession:
-        """Return a session that begins with this draft."""
-        self._add_user()
-        return DraftSession(session, self, self.worker)
+    @property
+    def has_model(self) -> bool:
+        return True
+
+
+class ScriptedPool(DraftPool):
+    """Holds drafts with one worker each, which draft by script."""
+
+    def __init__(self, draft: ScriptedDraft) -> None:
+        super().__init__(DraftOptions(workers=1, ngram=False), draft)
+
+    def begin(self, session: DeviceSession) -> DraftSession:
+        """Return a session that begins with the draft in use."""
+        assert self.draft is not None
+        drafting = DraftSession(session, self)
+        drafting.use(self._idle.pop() if self._idle else self._started(self.draft))
+        self.draft.users += 1
+        return drafting
 
     def give_back(self, worker: DraftWorker) -> None:
-        self.returned += 1
+        assert isinstance(worker.draft, ScriptedDraft)
+        worker.draft.returned += 1
         super().give_back(worker)
 
-    def _worker(self) -> DraftWorker:
-        return self.worker
-
-
-def worker(source: ScriptedSource) -> DraftWorker:
-    widths = DecodeLatency(((1, max(source.decode_s, 1e-5)), (4, max(source.decode_s, 1e-5) * 2)))
-    return DraftWorker(lambda: Drafter([CalibratedSource(source, Calibrator(), Calibrator(), widths)]))
+    def _drafter(self, draft: Draft, owned: object) -> Drafter:
+        assert isinstance(draft, ScriptedDraft)
+        cost_s = max(draft.source.decode_s, 1e-5)
+        latency = DecodeLatency(((1, cost_s), (4, 2 * cost_s)))
+        return Drafter([CalibratedSource(draft.source, Calibrator(), Calibrator(), latency)])
 
 
 def tokenizer_json() -> bytes:

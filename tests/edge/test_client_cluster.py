@@ -60,8 +60,8 @@ async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measur
         await client.generate([1, 2], max_tokens=2)
         await client.generate([1, 2], max_tokens=2, traffic_class="chat")
         bundle = await client.prepare()
-        assert bundle.drafts is not None
-        assert bundle.drafts._ngram_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
+        assert bundle.draft is not None
+        assert bundle.draft.ngram_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
     kinds = [(request.draft_release, request.traffic_class) for request in coordinator.asked]
     assert kinds == [("", ""), ("ngram", "code"), ("ngram", "chat")]  # the first one fetched what the target needs
 

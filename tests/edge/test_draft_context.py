@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.drafting import pool
-from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
+from edge_agent.drafting import loading
+from edge_agent.drafting.loading import DraftOptions, LoadedModel, load
 from outrider.core.errors import ModelRefused
 from outrider.llama import LlamaModel
 
@@ -24,10 +24,9 @@ class Trained:
 
 
 def length_of(monkeypatch: pytest.MonkeyPatch, options: DraftOptions, free: int = 1 << 40) -> int:
-    monkeypatch.setattr(pool, "free_memory", lambda: free)
+    monkeypatch.setattr(loading, "free_memory", lambda: free)
     loaded = LoadedModel("d", Trained(), 0, "")  # type: ignore[arg-type]
-    DraftPool("d", options, [loaded])
-    return loaded.context_length
+    return loading._context_length(loaded, options, contexts=options.workers)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +57,11 @@ async def test_a_file_from_the_network_that_would_abort_llama_cpp_is_refused(tmp
 
     file = write_tiny_llama(tmp_path / "aborting.gguf", rope=15)
     with pytest.raises(ModelRefused, match="no token can be decoded with it"):
-        await DraftPool.load(file, "a release", [], DraftOptions(), "a" * 64)
+        await load(file, "a release", [], DraftOptions(), "a" * 64)
 
 
 def test_the_bytes_of_a_token_are_those_of_its_keys_values_and_scores(tiny_gguf: Path) -> None:
     with LlamaModel.load(tiny_gguf) as model:
         scores = model.token_bytes(2) - model.token_bytes(1)
         assert model.token_bytes(0) > 0 and scores > 0 and scores % 4 == 0
-    assert pool.free_memory() > 1 << 20
+    assert loading.free_memory() > 1 << 20

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from edge_agent.drafting.growth import SpeculationPlan
-from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.loading import DraftOptions, ngram_draft
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
@@ -57,7 +58,8 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
 
 async def begun(pool: DraftPool, count: int) -> list[DraftWorker]:
     """Return the workers of so many sessions at once, each with a text of 1,000 tokens."""
-    workers = [await pool.take() for _ in range(count)]
+    assert pool.draft is not None
+    workers = [await pool.take(pool.draft) for _ in range(count)]
     for worker in workers:
         worker.begin(DraftTask(tuple(range(1000))), PLAN, lambda _: None)
     return workers
@@ -69,7 +71,7 @@ async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: S
     def threads() -> int:
         return len([one for one in threading.enumerate() if one not in before and one.name == "outrider-draft"])
 
-    pool = DraftPool.ngram_only(DraftOptions())
+    pool = DraftPool(DraftOptions(), ngram_draft())
     for _ in range(2):
         workers = await begun(pool, SESSIONS)
         await eventually(lambda: sources.reading() >= SESSIONS)
@@ -82,7 +84,6 @@ async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: S
         held = {id(one.source) for drafter in kept if drafter is not None for one in drafter._sources}
         await eventually(lambda: not any(source._model._tail for source in sources.made if id(source) in held))  # noqa: B023
         sources.made.clear()
-    await asyncio.wait_for(pool.unused(), 60.0)
     await pool.close()
     assert threads() == 0
 
@@ -104,11 +105,12 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_draft_is_refused_while_no_thread_can_start_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_threads(monkeypatch)
-    pool = DraftPool.ngram_only(DraftOptions())
+    draft = ngram_draft()
+    pool = DraftPool(DraftOptions(), draft)
     for _ in range(2):
         with pytest.raises(ModelRefused, match="can't start new thread"):
-            await pool.take()
-    assert pool.start_failure == ""  # the draft is not to blame
+            await pool.take(draft)
+    assert draft.failure == ""  # it is not to blame
     monkeypatch.undo()
-    pool.give_back(await pool.take())
+    pool.give_back(await pool.take(draft))
     await pool.close()

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 from fake_verifier import FakeVerifier, Script
-from scripted import ScriptedPool, ScriptedSource, continuation, target
+from scripted import ScriptedDraft, ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.growth import SpeculationPlan
+from edge_agent.drafting.loading import DraftOptions
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
@@ -42,7 +44,8 @@ class Run:
     def __post_init__(self) -> None:
         self.session = DeviceSession(PROMPT, max_tokens=self.tokens)
         self.statistics = Statistics()
-        self.draft = DraftSession(self.session, None, None) if self.pool is None else self.pool.draft(self.session)
+        pool = self.pool
+        self.draft = DraftSession(self.session, DraftPool(DraftOptions())) if pool is None else pool.begin(self.session)
         self.driver = SessionDriver(
             self.session,
             self.draft,
@@ -72,8 +75,8 @@ async def verifier() -> AsyncIterator[FakeVerifier]:
 
 
 @asynccontextmanager
-async def drafting(source: ScriptedSource, release: str = "", name: str = "scripted") -> AsyncIterator[ScriptedPool]:
-    pool = ScriptedPool(source, release, name)
+async def drafting(source: ScriptedSource) -> AsyncIterator[ScriptedPool]:
+    pool = ScriptedPool(ScriptedDraft(source))
     try:
         yield pool
     finally:
@@ -151,10 +154,10 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
 async def test_after_a_break_what_survived_is_sent_before_another_draft_is_announced(channels: Channels) -> None:
     async with (
         FakeVerifier(Script(target, step_s=0.05)) as verifier,
-        drafting(ScriptedSource(1.0, 0.0005)) as old,
-        drafting(ScriptedSource(1.0, 0.0005), "b" * 64) as new,
+        drafting(ScriptedSource(1.0, 0.0005)) as pool,
     ):
-        run = Run(verifier, channels, old, tokens=1000)
+        old, new = pool.draft, ScriptedDraft(ScriptedSource(1.0, 0.0005), "b" * 64)
+        run = Run(verifier, channels, pool, tokens=1000)
         reading = asyncio.create_task(run.tokens_of())
         await eventually(lambda: len(run.session.received) >= 5)
         await run.draft.change_to(new)
@@ -165,4 +168,6 @@ async def test_after_a_break_what_survived_is_sent_before_another_draft_is_annou
         epoch = run.session.epoch
         assert [kind for at, kind in verifier.said if at == epoch][:2] == ["append", "draft"]
         assert await reading == continuation(PROMPT, 1000)
+        assert isinstance(old, ScriptedDraft)
         assert (old.returned, new.returned) == (1, 1) and len(run.statistics.swaps_s) == 1
+        await pool.free(new)

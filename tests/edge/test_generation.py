@@ -62,9 +62,8 @@ class ScriptedSessions:
 
     def __init__(self, times: int, error: Exception, *, after: int = 0, within_s: float = 30.0) -> None:
         self.settings = EdgeSettings(open_budget_s=within_s)
-        self.drafts = SimpleNamespace(
-            pool=SimpleNamespace(name="", release="", has_model=True, generate_offline=self.alone)
-        )
+        draft = SimpleNamespace(name="", release="", has_model=True)
+        self.drafts = SimpleNamespace(draft=draft, generate_offline=self.alone)
         self.tries = 0
         self._times = times
         self._error = error

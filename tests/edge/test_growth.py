@@ -110,7 +110,7 @@ def test_nodes_of_a_cheap_source_are_evaluated_in_one_decode_where_width_costs_l
 
 def test_a_node_brings_the_nodes_above_it_and_pays_for_them() -> None:
     above, below = run(0.9, 0.9)
-    known = replace(above, novelty=0.0)  # its only child is known
+    known = replace(above, settled=True)  # its only child is known
     assert choose_leaves([known, below], {ROOT}, PLAN, FLAT, 0.05) == [known, below]
     other = leaf(3, 0.8, depth=1, spine=False)
     rates = DecodeLatency(((1, 1.0e-3), (2, 2.0e-3), (4, 8.0e-3), (8, 16.0e-3)))

@@ -14,8 +14,8 @@ from file_server import Behaviour, FileServer
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.cli import parser
-from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
+from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER, ReleaseState, folders, read
 from outrider.artifacts import atomic_files
@@ -28,21 +28,14 @@ TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
 SIGNER = Signer.generate()
 
 
-class Pool(DraftPool):
-    """Stand in for a draft pool without a model, and record whether it was closed."""
+class Loaded(Draft):
+    """Stand in for a draft with a model, and record whether it was freed."""
 
     def __init__(self, release: str) -> None:
-        super().__init__(release[:4], DraftOptions(), release=release)
+        super().__init__(release[:4], release)
         self.closed = False
 
-    @property
-    def has_model(self) -> bool:
-        return True
-
-    async def warm_up(self) -> None:
-        return
-
-    async def close(self) -> None:
+    def close(self) -> None:
         self.closed = True
 
 
@@ -58,10 +51,10 @@ class Cluster:
         """Digests of files that cannot be loaded."""
         self.error: ModelRefused = ModelRefused("it broke")
 
-    async def load(self, path: Path, name: str, digest: str) -> DraftPool:
+    async def load(self, path: Path, name: str, digest: str) -> Draft:
         if digest in self.unusable:
             raise self.error
-        return Pool(digest)
+        return Loaded(digest)
 
     async def ask(self, *_: str) -> OfferReleaseResponse:
         self.asked += 1
@@ -93,13 +86,12 @@ class Device:
 
     def __init__(self, cluster: Cluster, trusted: Signer = SIGNER) -> None:
         self.cluster = cluster
-        self.follower = Follower({trusted.key_id: trusted.public_key}, cluster.root, cluster.ask)
-        self.drafts = DraftManager(None)
+        self.drafts = DraftPool(DraftOptions())
+        self.follower = Follower({trusted.key_id: trusted.public_key}, cluster.root, cluster.ask, self.drafts)
 
     async def start(self) -> None:
-        first, fallback = await self.follower.begin(TARGET, self.cluster.load), Pool(NGRAM)
-        self.drafts = DraftManager(first or fallback, fallback)
-        self.follower.run(self.drafts)
+        self.drafts.replace(await self.follower.begin(TARGET, self.cluster.load) or self.drafts.ngram)
+        self.follower.run()
 
     async def end(self) -> None:
         await self.follower.close()
@@ -123,7 +115,7 @@ class Device:
 
     @property
     def in_use(self) -> str:
-        return self.drafts.pool.release if self.drafts.pool is not None else ""
+        return self.drafts.draft.release if self.drafts.draft is not None else ""
 
     @property
     def state(self) -> ReleaseState:
@@ -194,9 +186,9 @@ async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_ag
 
 async def test_a_replaced_draft_is_freed(device: Device) -> None:
     await device.takes(1)
-    old = device.drafts.pool
+    old = device.drafts.draft
     await device.takes(2)
-    await until(lambda: isinstance(old, Pool) and old.closed)
+    await until(lambda: isinstance(old, Loaded) and old.closed)
 
 
 async def test_with_publishers_to_trust_the_unsigned_draft_of_a_verifier_is_neither_fetched_nor_loaded(
@@ -292,17 +284,17 @@ async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
 
 
 async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Pool] = []
+    made: list[Loaded] = []
 
-    class Slow(Pool):
-        async def warm_up(self) -> None:
-            made.append(self)
-            await asyncio.sleep(3600)
+    async def load(path: Path, name: str, digest: str) -> Draft:
+        made.append(Loaded(digest))
+        return made[0]
 
-    async def load(path: Path, name: str, digest: str) -> DraftPool:
-        return Slow(digest)
+    async def slowly(draft: Draft) -> None:
+        await asyncio.sleep(3600)
 
     monkeypatch.setattr(device.follower, "_load", load)
+    monkeypatch.setattr(device.drafts, "start", slowly)
     device.publish(1)
     await until(lambda: made)
     await device.follower.close()

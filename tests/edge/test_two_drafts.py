@@ -10,7 +10,7 @@ from fake_verifier import FakeVerifier
 from tiny_gguf import write_tiny_llama
 
 from edge_agent import AsyncClient
-from edge_agent.drafting.pool import LoadedModel
+from edge_agent.drafting.loading import LoadedModel
 from outrider.core.errors import ModelRefused
 
 
@@ -35,10 +35,10 @@ async def test_two_drafts_propose_together_and_the_output_stays(
             completion = await client.generate("x = ", **options)  # type: ignore[arg-type]
             outputs.append(completion.token_ids)
             if draft is not None:
-                pool = (await client.prepare()).drafts
-                assert pool is not None and completion.statistics.draft == " + ".join(path.name for path in draft)
+                loaded = (await client.prepare()).draft
+                assert loaded is not None and completion.statistics.draft == " + ".join(path.name for path in draft)
                 assert completion.statistics.draft_failure == "" and completion.statistics.drafted > 0
-                assert len(pool._models) == 2 and all(learned(loaded) > 0 for loaded in pool._models)
+                assert len(loaded.models) == 2 and all(learned(one) > 0 for one in loaded.models)
     assert outputs[0] == outputs[1] == outputs[2]
 
 

@@ -11,6 +11,7 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.loading import Draft
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
@@ -26,7 +27,7 @@ def test_what_a_failing_build_had_taken_is_released() -> None:
         held.append("a context")
         raise MemoryError("measuring failed")
 
-    worker = DraftWorker(build, held.clear)
+    worker = DraftWorker(Draft("d"), build, held.clear)
     with pytest.raises(MemoryError, match="measuring"):
         worker.ready.result(timeout=60)
     assert held == []
@@ -38,7 +39,8 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
     source = ScriptedSource()
     budget = CpuBudget(0.5, clock=lambda: 0.0)
     budget.spend(1e9)
-    worker = DraftWorker(lambda: Drafter([CalibratedSource(source, Calibrator(), Calibrator(), WIDTHS)]), budget=budget)
+    calibrated = CalibratedSource(source, Calibrator(), Calibrator(), WIDTHS)
+    worker = DraftWorker(Draft("d"), lambda: Drafter([calibrated]), budget=budget)
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, updates.put)
         assert updates.get(timeout=60) == DraftUpdate(0, (), resting=True)
