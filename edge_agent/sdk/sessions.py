@@ -176,7 +176,7 @@ class Sessions:
                 announced=release,
                 on_release_notice=self.on_release_notice,
                 on_silence=self._channels.retire,
-                timeout=self._channels.timeout,
+                round_trip=self._channels.round_trip,
             )
             route = self.route(placement, budget_s)
             driver = SessionDriver(session, draft, route, self.dial, options, statistics)
@@ -212,7 +212,7 @@ class Sessions:
             yield ArtifactClient(
                 self.route(placement, budget_s),
                 lambda target: self.dial(target, bulk=True),
-                timeout=self._channels.timeout,
+                round_trip=self._channels.round_trip,
                 on_silence=self._channels.retire,
             )
         finally:
@@ -225,7 +225,7 @@ class Sessions:
             None if self.settings.api_key is None else self.settings.api_key.get_secret_value(),
             self._tasks.in_background,
             self.settings.coordinator,
-            self._channels.timeout,
+            self._channels.round_trip,
             self._channels.retire,
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from edge_agent.session.adaptive_timeout import AdaptiveTimeout
+from edge_agent.session.round_trip import RoundTrip
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import (
     OutriderError,
@@ -49,12 +49,12 @@ class CoordinatorClient:
         api_key: str | None,
         in_background: Callable[[Coroutine[Any, Any, None]], None],
         address: str = "",
-        timeout: AdaptiveTimeout | None = None,
+        round_trip: RoundTrip | None = None,
         give_up: Callable[[grpc.aio.Channel], None] = lambda _: None,
     ) -> None:
         self._dial = dial
         self._give_up = give_up
-        self._timeout = timeout or AdaptiveTimeout()
+        self._round_trip = round_trip or RoundTrip()
         self._in_background = in_background
         self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
@@ -157,8 +157,7 @@ class CoordinatorClient:
 
     async def _call(self, method: str, request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
-        allowed_s = self._timeout.of(_TIMEOUT_S)
-        defaults = {"timeout": allowed_s, "metadata": self._metadata}
+        defaults = {"timeout": self._round_trip.timeout(_TIMEOUT_S), "metadata": self._metadata}
         channel = self._dial()  # the one before may have been given up since
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -166,10 +165,8 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             code = getattr(error, "code", lambda: None)()
             if code is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
-                self._timeout.expired(_TIMEOUT_S, allowed_s)
                 self._give_up(channel)
             raise error_from_rpc(error, self._peer, _ADVICE) from error
-        self._timeout.answered()
         if answer is None:  # from gRPC, for bytes that are no message
             raise Unavailable(f"{self._peer} answered what is no message; is it of another version?")
         return answer

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from edge_agent.drafting.draft_session import DraftSession
-from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
+from edge_agent.session.round_trip import RoundTrip
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import SILENCE_S, Received, VerifierSilent, VerifierStream
@@ -53,7 +53,7 @@ class DriverOptions:
     """Receives the serial of the cluster's draft releases, which grows with every change."""
     on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
     """Receives the channel of an attach that ended with VerifierSilent."""
-    timeout: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
+    round_trip: RoundTrip = field(default_factory=RoundTrip)
 
 
 class SessionDriver:
@@ -155,7 +155,7 @@ class SessionDriver:
             target.peer,
             target.advice,
             ticket=target.ticket,
-            timeout=self._options.timeout,
+            round_trip=self._options.round_trip,
         )
 
     def _open(self, stream: VerifierStream, target: AttachTarget) -> None:

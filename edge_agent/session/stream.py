@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-from edge_agent.session.adaptive_timeout import MAX_RTT_S, AdaptiveTimeout
+from edge_agent.session.round_trip import MAX_RTT_S, RoundTrip
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
@@ -48,7 +48,7 @@ class Channels:
     """A pool that opens channels on demand and closes them together. tls: the authorities to trust with TLS."""
 
     def __init__(self, tls: ClientTls | None, *, insecure: bool) -> None:
-        self.timeout = AdaptiveTimeout()
+        self.round_trip = RoundTrip()
         """What the calls over these channels wait by."""
         self._tls = tls
         self._insecure = insecure
@@ -107,17 +107,17 @@ class VerifierStream:
         advice: str = "",
         *,
         ticket: bytes = b"",
-        timeout: AdaptiveTimeout | None = None,
+        round_trip: RoundTrip | None = None,
     ) -> None:
         self._begin: Any = session_pb2_grpc.VerifierStub(channel).Session  # type: ignore[no-untyped-call]
-        self._timeout = timeout or AdaptiveTimeout()
+        self._round_trip = round_trip or RoundTrip()
         self._silence_s = silence_s
         self._statistics = statistics
         self._peer, self._advice = peer, advice
         self._ticket = ticket
         self._answered = False
         """Whether the verifier has sent anything."""
-        self._allowed_s = self._timeout.of(silence_s + _CONNECT_S)
+        self._allowed_s = self._round_trip.timeout(silence_s + _CONNECT_S)
         self._pongs: deque[tuple[int, float]] = deque()
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
@@ -150,7 +150,7 @@ class VerifierStream:
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
         size = self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
-        self._allowed_s += self._timeout.of_bytes(size)
+        self._allowed_s = self._round_trip.timeout(self._silence_s + _CONNECT_S, size)
 
     def append(self, message: Append) -> None:
         self._put(pb.ClientMessage(append=codecs.append_to_proto(message)))
@@ -172,7 +172,6 @@ class VerifierStream:
         self._statistics.bytes_down += message.ByteSize()
         if not self._answered:
             self._answered, self._allowed_s = True, self._silence_s
-            self._timeout.answered()
         match message.WhichOneof("kind"):
             case "commit":
                 return codecs.commit_from_proto(message.commit)
@@ -195,7 +194,7 @@ class VerifierStream:
         codecs.check_ping(ping)
         now, rtt_s = time.monotonic(), min(ping.rtt_ms / 1000, MAX_RTT_S)
         if rtt_s:
-            self._timeout.measured(rtt_s)
+            self._round_trip.measured(rtt_s)
         self._allowed_s = self._silence_s + rtt_s
         if ping.engine_quiet_ms > 1000 * (self._silence_s + _ENGINE_S):
             raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
@@ -219,8 +218,6 @@ class VerifierStream:
                 raise
             if not self._silent:
                 raise Unavailable("the stream was cancelled by the connection") from None
-            if not self._answered:
-                self._timeout.expired(self._silence_s + _CONNECT_S, self._allowed_s)
             raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
 
     async def _watch(self) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 from google.protobuf.message import DecodeError
 
-from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
+from edge_agent.session.round_trip import RoundTrip
 from edge_agent.session.stream import VerifierSilent
 from outrider.artifacts import atomic_files
 from outrider.artifacts.download import download
@@ -94,13 +94,13 @@ class ArtifactClient:
         *,
         describe_s: float = DESCRIBE_S,
         chunk_s: float = CHUNK_S,
-        timeout: AdaptiveTimeout | None = None,
+        round_trip: RoundTrip | None = None,
         on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None,
     ) -> None:
         """on_silence: called with the channel to a verifier that did not answer in time."""
         self._route = route
         self._dial = dial
-        self._timeout = timeout or AdaptiveTimeout()
+        self._round_trip = round_trip or RoundTrip()
         self._on_silence = on_silence
         self._describe_s = describe_s
         self._chunk_s = chunk_s
@@ -155,13 +155,11 @@ class ArtifactClient:
     @contextlib.asynccontextmanager
     async def _answering(self, within_s: float) -> AsyncIterator[None]:
         """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
-        allowed_s = self._timeout.of(within_s)
+        allowed_s = self._round_trip.timeout(within_s)
         try:
             async with asyncio.timeout(allowed_s):
                 yield
-            self._timeout.answered()
         except TimeoutError:
-            self._timeout.expired(within_s, allowed_s)
             if self._channel is not None:
                 self._on_silence(self._channel)
             raise VerifierSilent(f"{self._target.peer} has been silent for {allowed_s:g} s") from None

@@ -15,7 +15,6 @@ import pytest
 from ports import unused_port
 
 from edge_agent.session import coordinator_client
-from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.coordinator_client import CoordinatorClient, prior_of
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
@@ -60,11 +59,11 @@ class Opens(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 @contextlib.asynccontextmanager
-async def opening(opens: Opens, timeout: AdaptiveTimeout | None = None) -> AsyncIterator[CoordinatorClient]:
+async def opening(opens: Opens) -> AsyncIterator[CoordinatorClient]:
     """Serve `opens`, and yield a client of it."""
     await opens.start()
     async with channels.channel(opens.address) as channel:
-        yield CoordinatorClient(lambda: channel, None, asyncio.ensure_future, timeout=timeout)
+        yield CoordinatorClient(lambda: channel, None, asyncio.ensure_future)
     await opens.stop()
 
 
@@ -99,14 +98,11 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable_once_it_w
         assert caught.value.waited
 
 
-@pytest.mark.parametrize("in_vain", [False, True], ids=["at first", "after another call was in vain"])
-async def test_a_coordinator_that_restarts_is_waited_for(in_vain: bool) -> None:
-    opens, timeout = Opens(), AdaptiveTimeout()
-    async with opening(opens, timeout) as coordinator:
+async def test_a_coordinator_that_restarts_is_waited_for() -> None:
+    opens = Opens()
+    async with opening(opens) as coordinator:
         await coordinator.open(pb.OpenSessionRequest())
         await opens.stop()
-        if in_vain:
-            timeout.expired(5.0, 5.0)
         waiting = asyncio.ensure_future(coordinator.open(pb.OpenSessionRequest()))
         await asyncio.sleep(0.05)
         assert not waiting.done()
