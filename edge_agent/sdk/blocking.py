@@ -11,6 +11,8 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
+from anyio.from_thread import start_blocking_portal
+
 from edge_agent.config import EdgeSettings
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.releases.follower import Follower
@@ -87,8 +89,8 @@ class Client:
             offline=offline,
             settings=settings,
         )
-        self._thread = _LoopThread(self._client, "outrider-client")
-        self._end = weakref.finalize(self, self._thread.stop)
+        self._loop = _Loop(self._client)
+        self._end = weakref.finalize(self, self._loop.stop)
 
     def __enter__(self) -> Self:
         return self
@@ -120,11 +122,11 @@ class Client:
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """Return the whole completion of a text or of token ids; Options explains the keyword arguments."""
-        return self._thread.run(self._client.generate(prompt, **options))
+        return self._loop.run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> BlockingStream:
         """Return the completion in chunks, as the verifier commits them."""
-        return BlockingStream(self._thread.run(self._client.stream(prompt, **options)), self._thread)
+        return BlockingStream(self._loop.run(self._client.stream(prompt, **options)), self._loop)
 
     def chat(
         self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
@@ -133,13 +135,13 @@ class Client:
 
         template: further variables of the template, such as `tools` or `enable_thinking`.
         """
-        return self._thread.run(self._client.chat(messages, template, **options))
+        return self._loop.run(self._client.chat(messages, template, **options))
 
     def stream_chat(
         self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
     ) -> BlockingStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        return BlockingStream(self._thread.run(self._client.stream_chat(messages, template, **options)), self._thread)
+        return BlockingStream(self._loop.run(self._client.stream_chat(messages, template, **options)), self._loop)
 
     def skeleton(
         self,
@@ -155,7 +157,7 @@ class Client:
         This changes the answer. `AsyncClient.skeleton` explains the arguments.
         """
         work = self._client.skeleton(messages, template, points=points, parallel=parallel, **options)
-        return self._thread.run(work)
+        return self._loop.run(work)
 
     def stream_skeleton(
         self,
@@ -168,21 +170,21 @@ class Client:
     ) -> BlockingSkeleton:
         """Return the points of `skeleton` as they finish. Raises ModelRefused for a target without a chat template."""
         work = self._client.stream_skeleton(messages, template, points=points, parallel=parallel, **options)
-        return BlockingSkeleton(self._thread.run(work), self._thread)
+        return BlockingSkeleton(self._loop.run(work), self._loop)
 
     def prepare(self) -> TargetBundle:
         """Fetch and load what the target needs, once; otherwise the first request does it.
 
         `draft` of the result is the one in use now. A caller that is cancelled does not stop the loading.
         """
-        return self._thread.run(self._client.prepare())
+        return self._loop.run(self._client.prepare())
 
     def probe(self) -> None:
         """Ask the coordinator for a place, and its verifier for the target, without waiting or trying for long.
 
         Raises what a request would raise now: Unavailable if either cannot be reached, Overloaded for a full cluster.
         """
-        self._thread.run(self._client.probe())
+        self._loop.run(self._client.probe())
 
 
 class BlockingStream:
@@ -192,9 +194,9 @@ class BlockingStream:
     at the latest; without it a `break` does so when the iterator is collected, which CPython does at once.
     """
 
-    def __init__(self, stream: CompletionStream, thread: _LoopThread) -> None:
+    def __init__(self, stream: CompletionStream, loop: _Loop) -> None:
         self._stream = stream
-        self._thread = thread
+        self._loop = loop
 
     def __iter__(self) -> Iterator[Chunk]:
         with self:
@@ -203,11 +205,11 @@ class BlockingStream:
 
     def next(self) -> Chunk | None:
         """Wait for the next chunk; None at the end. Call `close` to leave before it."""
-        return self._thread.run(self._stream.next())
+        return self._loop.run(self._stream.next())
 
     def close(self) -> None:
         """Cancel the request, once a chunk that another thread awaits has come."""
-        self._thread.finish(self._stream.aclose())
+        self._loop.finish(self._stream.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +238,7 @@ class BlockingStream:
 
     def drain(self) -> Completion:
         """Run to the end, and return the completion. Raises the error of a request that no verifier could finish."""
-        return self._thread.run(self._stream.drain())
+        return self._loop.run(self._stream.drain())
 
 
 class BlockingSkeleton:
@@ -245,9 +247,9 @@ class BlockingSkeleton:
     It behaves as SkeletonStream does. Leaving the iteration early, or the context, cancels all requests.
     """
 
-    def __init__(self, stream: SkeletonStream, thread: _LoopThread) -> None:
+    def __init__(self, stream: SkeletonStream, loop: _Loop) -> None:
         self._stream = stream
-        self._thread = thread
+        self._loop = loop
 
     def __iter__(self) -> Iterator[SkeletonPoint]:
         with self:
@@ -256,11 +258,11 @@ class BlockingSkeleton:
 
     def next(self) -> SkeletonPoint | None:
         """Wait for the next point that ends; None after the last. Raises the error of the outline's request."""
-        return self._thread.run(self._stream.next())
+        return self._loop.run(self._stream.next())
 
     def close(self) -> None:
         """Cancel all requests, once a point that another thread awaits has come."""
-        self._thread.finish(self._stream.aclose())
+        self._loop.finish(self._stream.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -275,38 +277,30 @@ class BlockingSkeleton:
 
     def drain(self) -> Skeleton:
         """Run to the end, and return the skeleton. Raises the error of the first point that fails."""
-        return self._thread.run(self._stream.drain())
+        return self._loop.run(self._stream.drain())
 
 
-class _LoopThread:
-    """An event loop on a thread of its own, which runs coroutines for threads that wait for them.
+class _Loop:
+    """The event loop of a client, on a thread of its own; other threads wait for its coroutines through a portal."""
 
-    `resident` is entered when the loop begins and left when it ends.
-    """
-
-    def __init__(self, resident: AsyncClient, name: str) -> None:
-        self._resident = resident
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun = threading.Event()
-        self._ending = asyncio.Event()
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._running = start_blocking_portal(name="outrider-client")
+        self._portal = self._running.__enter__()
+        self._thread_id = self._portal.call(threading.get_ident)
         self._unawaited: set[asyncio.Future[None]] = set()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
-        self._thread.start()
-        self._begun.wait()
 
     def run(self, work: Coroutine[Any, Any, _A]) -> _A:
         """Return the coroutine's result, or raise its error; an interrupt of the waiting, as by Ctrl-C, cancels it.
 
         Raises BadRequest once the loop has ended, and on the loop's own thread, which cannot wait for itself.
         """
-        if threading.current_thread() is self._thread:
+        if self._is_own_thread:
             work.close()
             raise BadRequest("a blocking client cannot be used on its own event loop; use AsyncClient there")
         closed = BadRequest("the client is closed; make another one")
         try:
-            if self._loop is None or not self._thread.is_alive():
-                raise RuntimeError
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future: concurrent.futures.Future[_A] = self._portal.start_task_soon(lambda: work)
         except RuntimeError:
             work.close()
             raise closed from None
@@ -320,7 +314,7 @@ class _LoopThread:
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a clean-up: without waiting on the loop's own thread, and not at all once the loop has ended."""
-        if threading.current_thread() is self._thread:  # called by the garbage collector
+        if self._is_own_thread:  # called by the garbage collector
             self._unawaited.add(task := asyncio.ensure_future(work))
             task.add_done_callback(self._unawaited.discard)
             return
@@ -328,16 +322,18 @@ class _LoopThread:
             self.run(work)
 
     def stop(self) -> None:
-        """End the loop, and wait until it has ended."""
-        loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                loop.call_soon_threadsafe(self._ending.set)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        """Close the client and end the loop, and wait until it has ended."""
+        if self._is_own_thread:  # the garbage collector runs there, and the thread cannot wait for its own end
+            threading.Thread(target=self.stop, name="outrider-client-end", daemon=True).start()
+            return
+        with contextlib.suppress(BadRequest):
+            self.run(self._close())
+        self._running.__exit__(None, None, None)
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with self._resident:
-            self._begun.set()
-            await self._ending.wait()
+    async def _close(self) -> None:
+        await self._client.close()
+        await self._portal.stop(cancel_remaining=True)
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return threading.get_ident() == self._thread_id

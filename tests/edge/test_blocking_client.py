@@ -46,7 +46,7 @@ def test_a_clients_own_loop_refuses_to_wait_for_itself(client: Client) -> None:
         client.generate("x")
 
     with pytest.raises(BadRequest, match="AsyncClient"):
-        client._thread.run(nested())
+        client._loop.run(nested())
 
 
 def test_ctrl_c_cancels_the_request_and_the_client_lives_on(client: Client, verifier: Threaded) -> None:
