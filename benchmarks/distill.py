@@ -195,9 +195,8 @@ class Distilled:
 
 async def record(system: System, setting: Setting, questions: Sequence[Sequence[int]]) -> int:
     """Let the tenant ask these questions in turn, and return the tokens of the answers."""
-    settings = EdgeSettings(max_sessions=AT_ONCE)
     async with AsyncClient(
-        coordinator=system.cluster.address, draft=None, timeout=None, settings=settings, traffic_class=TENANT
+        coordinator=system.cluster.address, draft=None, timeout=None, traffic_class=TENANT
     ) as client:
 
         async def ask(number: int) -> int:

@@ -55,7 +55,7 @@ QUICK = Setting(rtts_ms=(0.0, 50.0), prompts=4, tokens=48)
 async def http_server(cluster: Cluster) -> AsyncIterator[str]:
     """Run `outrider-edge serve` on this process's core, and yield its URL. Raises Unavailable."""
     command = ("-m", "edge_agent.cli", "serve", "--coordinator", cluster.address)
-    options = ("--listen", "127.0.0.1:0", "--log-level", "WARNING")
+    options = ("--listen", "127.0.0.1:0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, *options, stdout=asyncio.subprocess.PIPE, cwd=harness.ROOT
     )

@@ -127,7 +127,7 @@ class Comparison:
 @contextlib.asynccontextmanager
 async def client_of(way: Way, cluster: Cluster) -> AsyncIterator[AsyncClient]:
     """Yield a device, behind its link."""
-    settings = EdgeSettings(max_sessions=way.at_once, draft_workers=way.at_once)
+    settings = EdgeSettings(draft_workers=way.at_once)
     async with (
         DelayedAddresses(way.rtt_ms) as reroute,
         AsyncClient(

@@ -41,12 +41,9 @@ from benchmarks.support import harness, proc
 from benchmarks.support.harness import Pair, quantile, rounded, say
 from coordinator.cluster import Cluster
 from edge_agent.bench.users import SAMPLED, Users, run_users
-from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import OutriderError, Overloaded
 
-AT_ONCE = EdgeSettings(open_budget_s=0.0, resume_budget_s=0.0)
-"""Settings of a device that does not wait for room."""
 ASK_S = 0.5
 """Time between two requests of that device."""
 ROOM_S = 60.0
@@ -201,9 +198,10 @@ async def clients(
     at: address of the coordinator or of the verifier, by that name. patient: they wait for room.
     """
     async with contextlib.AsyncExitStack() as stack:
-        settings = None if patient else AT_ONCE
-        made = [AsyncClient(draft=draft, settings=settings, **at) for _ in range(count)]  # type: ignore[arg-type]
+        made = [AsyncClient(draft=draft, **at) for _ in range(count)]  # type: ignore[arg-type]
         for client in made:
+            if not patient:
+                client._sessions.open_budget_s = client._sessions.resume_budget_s = 0.0
             await stack.enter_async_context(client)
             until_s = time.monotonic() + ROOM_S
             while True:

@@ -28,7 +28,7 @@ from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.core.sampling import RULES
-from outrider.settings import add_config_options, add_settings, choices_of, epilog, layers_of, settle
+from outrider.settings import add_config_options, add_settings, epilog, layers_of, settle
 
 if TYPE_CHECKING:
     from edge_agent.sdk.client import AsyncClient
@@ -49,12 +49,9 @@ EXIT_BROKEN_PIPE = 141
 
 _NONE = "none"
 _OFFLINE = "draft_only: while no verifier can be reached the draft writes alone, unverified [default: raise]"
-_CLUSTER = ("coordinator", "verifier", "target", "tls", "tls_ca", "tls_cert", "tls_key", "insecure")
+_CLUSTER = ("coordinator", "verifier", "target", "tls_ca", "tls_cert", "tls_key", "insecure")
 _DEVICE = ("draft", "cache_dir", "log_format")
-_SERVING = (
-    *("serve_listen", "serve_without_key", "serve_cors_origins", "serve_stop_s", "serve_answer_format"),
-    *("serve_timeout_s", "serve_retries", "serve_offline", "serve_log_level"),
-)
+_SERVING = ("serve_listen", "serve_answer_format", "serve_offline")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,15 +103,11 @@ async def _chat(args: argparse.Namespace) -> None:
 async def _serve(args: argparse.Namespace) -> None:
     with EndedByInterrupt():
         from edge_agent.http.serve import check, serve
-        from edge_agent.sdk.types import DEFAULT_TIMEOUT
 
     settings = settle(EdgeSettings, args, PROGRAM, check)
     check(settings)
     settings = await _with_draft(settings, log.info)
-    timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
-    async with _client(
-        settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
-    ) as client:
+    async with _client(settings, offline=settings.serve_offline) as client:
         await serve(client, settings)
 
 
@@ -186,14 +179,9 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
 def _logging(args: argparse.Namespace) -> tuple[LogFormat, str]:
     """Return format and level of the log. The command itself reports settings that are wrong."""
     form: LogFormat = "text"
-    level = "WARNING"
     with contextlib.suppress(BadRequest):
-        layers = layers_of(EdgeSettings, args)
-        form = "json" if layers.raw("log_format") == "json" else form
-        given = layers.raw("serve_log_level")
-        if args.run is _serve and given in choices_of(EdgeSettings.model_fields["serve_log_level"]):
-            level = str(given)
-    return form, "DEBUG" if args.verbose else level
+        form = "json" if layers_of(EdgeSettings, args).raw("log_format") == "json" else form
+    return form, "DEBUG" if args.verbose else "INFO" if args.run is _serve else "WARNING"
 
 
 def _say(text: str) -> None:
@@ -290,7 +278,7 @@ def _command(
 
 
 def _add_limits(group: Any) -> None:
-    """Add the options of one request that a server has as settings."""
+    """Add the options of one request that decide how long it is tried."""
     text = "seconds that it may take [default: 600, 120 to the first token]"
     group.add_argument("--timeout", type=float, metavar="SECONDS", help=text)
     text = "how often it may begin again before its first token [default: 2]"

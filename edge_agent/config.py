@@ -15,6 +15,9 @@ from outrider.artifacts.store import cache_folder
 from outrider.settings import Address, Flag, Repeated
 from outrider.telemetry.logs import LogFormat
 
+SYSTEM_CA = Path("system")
+"""The value of `tls_ca` that trusts the authorities that gRPC ships with."""
+
 
 class EdgeSettings(BaseSettings):
     """Configures one client. The text below each field is the one in `--help` and docs/configuration.md."""
@@ -40,13 +43,12 @@ class EdgeSettings(BaseSettings):
     api_key: SecretStr | None = None
     """The tenant's API key, for a coordinator that asks for one."""
     tls_ca: Path | None = None
-    """PEM file of the authorities to trust; setting it means TLS to `verifier` and `coordinator`."""
+    """PEM file of the authorities to trust, or system for those that gRPC ships with; setting it means TLS to
+    `verifier` and `coordinator`."""
     tls_cert: Path | None = None
     """PEM certificate chain to show to a cluster that asks its devices for one; setting it means TLS."""
     tls_key: Path | None = None
     """PEM private key of `tls_cert`."""
-    tls: bool = False
-    """Speak TLS, trusting the authorities that gRPC ships with."""
     insecure: bool = False
     """Allow plain text beyond loopback."""
     cache_dir: Path = Field(default_factory=cache_folder)
@@ -54,13 +56,9 @@ class EdgeSettings(BaseSettings):
 
     draft_workers: int = Field(default=2, ge=1, le=64)
     """Sessions that may draft with the model at the same time; further ones draft by n-grams alone, without waiting."""
-    draft_threads: int = Field(default=1, ge=1, le=256)
-    """CPU threads of a decode; keep it below the number of cores, since the threads spin."""
-    cpu_share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of one core's time, from 0 to 1, that drafting may take; 1 is no limit. Nodes that the verifier waits for
-    are drafted first."""
-    ngram: bool = True
-    """Propose what followed the same tokens earlier in the text, beside the draft."""
+    draft_cpus: float = Field(default=1.0, gt=0.0, le=256.0)
+    """Cores that a decode may use: 0.3 drafts for 30% of the time, and first what the verifier waits for; 4 decodes on
+    four threads. Keep it below the number of cores, since the threads spin."""
 
     release_keys: str = ""
     """Publishers to trust with draft releases, separated by commas: 64 hex digits of an Ed25519
@@ -73,32 +71,12 @@ class EdgeSettings(BaseSettings):
     serve_listen: Annotated[Address, Flag("--listen")] = "127.0.0.1:8080"
     """HOST:PORT at which `outrider-edge serve` listens; beyond loopback it needs a key."""
     serve_api_key: SecretStr | None = None
-    """Key that clients of `outrider-edge serve` must send; without one it serves this machine alone."""
-    serve_without_key: bool = False
-    """Without a key, let `outrider-edge serve` serve anybody who can connect, from any machine and by any host name."""
-    serve_cors_origins: Annotated[str, Repeated("--cors-origin")] = ""
-    """Origins whose pages may send requests to `outrider-edge serve`, separated by commas; * is any."""
+    """Key that clients of `outrider-edge serve` must send, also pages of other origins; without one it serves this
+    machine alone. The key `anybody` serves whoever can connect, from any machine and by any host name."""
     serve_answer_format: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "deepseek", "harmony", "json", "none"], Flag("--answer-format")
     ] = "auto"
     """How the target writes tool calls and reasoning. auto tells it from the chat template, none takes all of its text
     as content."""
-    serve_stop_s: Annotated[float, Flag("--stop-s")] = Field(default=20.0, ge=0.0, le=3600.0)
-    """Seconds that running requests have to finish once `outrider-edge serve` stops."""
-    serve_timeout_s: Annotated[float | None, Flag("--timeout")] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Seconds that a request to `outrider-edge serve` may take; the default is 600, and 120 to the first token."""
-    serve_retries: Annotated[int, Flag("--retries")] = Field(default=2, ge=0, le=100)
-    """Number of times that `outrider-edge serve` retries a request that fails before its first token."""
     serve_offline: Annotated[Literal["raise", "draft_only"], Flag("--offline")] = "raise"
     """While no verifier can be reached: draft_only lets the draft write alone, unverified; raise fails the request."""
-    serve_log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Flag("--log-level")] = "INFO"
-    """Least level that `outrider-edge serve` logs; its requests are INFO."""
-
-    max_sessions: int = Field(default=64, ge=1)
-    """Requests that run at the same time; further ones wait."""
-    resume_budget_s: float | None = Field(default=None, ge=0.0)
-    """Seconds that a session, or a request that has none yet, looks for a verifier without progress before it fails;
-    without it, as long as the request's timeout allows."""
-    open_budget_s: float = Field(default=30.0, ge=0.0)
-    """Seconds that a request looks for room in the cluster, or tries again before its first token; also those that
-    loading the target, before the first request, waits for a verifier."""

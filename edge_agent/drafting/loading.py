@@ -44,8 +44,6 @@ class DraftOptions:
     positions: int = 0
     """Positions of the target, for which a draft's context has room as far as it was trained for them, and as the
     contexts of all workers leave three quarters of the free memory; 0 if they are not known."""
-    ngram: bool = True
-    """Whether n-grams of the text propose tokens beside the model."""
     budget: CpuBudget | None = None
     """CPU time of all drafts together; None is no cap."""
 

@@ -35,15 +35,15 @@ _IDLE_WORKERS = 4
 class DraftPool:
     """Gives a client's sessions a worker of the draft in use, and replaces the draft while they run.
 
-    A session for which there is none, or whose draft fails, goes on by n-grams alone, unless the options forbid them.
+    A session for which there is none, or whose draft fails, goes on by n-grams alone.
     draft: the first one, which the pool frees; None without speculation.
     """
 
     def __init__(self, options: DraftOptions, draft: Draft | None = None) -> None:
         self.draft = draft
         """The draft of new sessions."""
-        self.ngram = ngram_draft() if options.ngram else None
-        """What drafts where no model can."""
+        self.ngram: Draft | None = ngram_draft()
+        """What drafts where no model can; None once the pool is closed."""
         self._options = options
         self._workers: list[DraftWorker] = []
         self._idle: list[DraftWorker] = []
@@ -171,9 +171,7 @@ class DraftPool:
                 if not sources and number == len(draft.models):
                     raise
                 log.warning("the draft %s cannot start, and others go on: %s", loaded.name, error)
-        if self._options.ngram or not draft.has_model:
-            sources.append(CalibratedSource(NgramSource(), *draft.ngram_calibrators))
-        return Drafter(sources)
+        return Drafter([*sources, CalibratedSource(NgramSource(), *draft.ngram_calibrators)])
 
     def _calibrated(self, loaded: LoadedModel, owned: contextlib.ExitStack) -> CalibratedSource:
         from outrider.llama import measure_widths

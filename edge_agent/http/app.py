@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_agent.config import EdgeSettings
-from edge_agent.http.access import AccessMiddleware
+from edge_agent.http.access import AccessMiddleware, key_of
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody, StreamOptions
 from edge_agent.http.responses import CompletionWriter
@@ -59,7 +59,7 @@ def _add_completions(app: FastAPI, client: AsyncClient, settings: EdgeSettings) 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
-            streams, bundle, prefixes = await start_texts(client, body, settings)
+            streams, bundle, prefixes = await start_texts(client, body)
             return CompletionWriter(body, bundle, streams, prefixes)
 
         return await unless_gone(request, _answer(body, start()))
@@ -212,12 +212,11 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
 def _middleware(client: AsyncClient, settings: EdgeSettings) -> list[Middleware]:
     """Return the middleware, outermost first: refusals need CORS headers, too, or a page could not read them."""
     access = Middleware(AccessMiddleware, settings=settings, metrics=client.metrics)
-    origins = tuple(filter(None, map(str.strip, settings.serve_cors_origins.split(","))))
-    if not origins:
+    if key_of(settings) is None:  # any page that a user opens could use the cluster
         return [access]
     cors = Middleware(
         CORSMiddleware,
-        allow_origins=origins,
+        allow_origins=["*"],
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=[REQUEST_HEADER],

@@ -127,7 +127,7 @@ def api_error(error: Exception, *, chat: bool = False) -> ApiError:
     message, headers = str(error), {}
     if isinstance(error, errors.TimedOut) and error.seconds:
         what = "no token came within" if error.first_token else "the request took longer than"
-        message = f"{what} {error.seconds:g} s, which is all that this server gives it (outrider-edge serve --timeout)"
+        message = f"{what} {error.seconds:g} s, which is all that this server gives it"
     elif isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
         message = f"the cluster refuses this device: {error}"  # the key is this server's, not its client's
     elif error.retry_after_s > 0:

@@ -25,6 +25,8 @@ from outrider.wire.channels import is_loopback
 
 log = logging.getLogger(__name__)
 
+STOP_S = 20.0
+"""Seconds that running requests have to finish once the server stops."""
 _RETRY_S = 2.0
 
 
@@ -34,10 +36,10 @@ def check(settings: EdgeSettings) -> None:
     key = key_of(settings)
     if key is not None and not (key and key.isascii() and key.isprintable()):
         raise BadRequest("the server's API key must be a text of printable ASCII characters", field="api_key")
-    if key is None and not settings.serve_without_key and not is_loopback(settings.serve_listen):
+    if settings.serve_api_key is None and not is_loopback(settings.serve_listen):
         raise BadRequest(
             f"listen is {settings.serve_listen}: others than this machine could use the cluster without a key; set "
-            "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
+            "OUTRIDER_EDGE_SERVE_API_KEY, which lets anybody in if it is `anybody`",
             field="listen",
         )
 
@@ -62,12 +64,12 @@ async def serve(client: AsyncClient, settings: EdgeSettings) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(client: AsyncClient, settings: EdgeSettings) -> AsyncIterator[str]:
-    """Serve while the body runs, and at most `serve_stop_s` seconds longer; yields the URL, which ends with "/".
+    """Serve while the body runs, and at most STOP_S seconds longer; yields the URL, which ends with "/".
 
     The first request loads the target, unless the body does. Raises BadRequest, Unavailable.
     """
     check(settings)
-    config = web.config(app_of(client, settings), timeout_graceful_shutdown=settings.serve_stop_s)
+    config = web.config(app_of(client, settings), timeout_graceful_shutdown=STOP_S)
     async with web.serving(config, settings.serve_listen, "the HTTP server (--listen)") as port:
         yield web.url(settings.serve_listen, port)
 

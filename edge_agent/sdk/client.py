@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 from pydantic import SecretStr
 
-from edge_agent.config import EdgeSettings
+from edge_agent.config import SYSTEM_CA, EdgeSettings
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
@@ -119,15 +119,15 @@ class AsyncClient:
         settings = settings.model_copy(update={**given, "coordinator": coordinator, "verifier": verifier})
         self._defaults = Options(traffic_class=traffic_class, timeout=timeout, retries=retries, offline=offline)
         Request.of(**self._defaults)
-        if tls is None and (settings.tls or settings.tls_ca or settings.tls_cert):
-            tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+        if tls is None and (settings.tls_ca or settings.tls_cert):
+            authorities = None if settings.tls_ca == SYSTEM_CA else settings.tls_ca
+            tls = ClientTls(authorities, settings.tls_cert, settings.tls_key)
         cache = Path(settings.cache_dir)
         self._draft = draft
         self._draft_options = DraftOptions(
             workers=settings.draft_workers,
-            threads=settings.draft_threads,
-            budget=CpuBudget(settings.cpu_share, settings.draft_threads),
-            ngram=settings.ngram,
+            threads=max(1, int(settings.draft_cpus)),
+            budget=CpuBudget(min(1.0, settings.draft_cpus)),
         )
         self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)

@@ -69,9 +69,9 @@ class Deadline:
 class Generation:
     """One request that is placed at a verifier, drafted for, and turned into text.
 
-    A try that fails before the first token is repeated up to `retries` times within `open_budget_s`; a session that
-    fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the draft model goes
-    on alone once no verifier can be reached.
+    A try that fails before the first token is repeated up to `retries` times, for at most 30 s; a session that fails
+    later resumes elsewhere by itself, and needs no further try. Where the request allows it, the draft model goes on
+    alone once no verifier can be reached.
 
     Nothing is sent before `chunks` is iterated. Raises BadRequest for what the target cannot take.
     """
@@ -189,7 +189,7 @@ class Generation:
         pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
         may_help = isinstance(error, _RETRIED) and not (isinstance(error, Unavailable) and error.waited)
         may_help = may_help and not self._received and not self._is_offline
-        in_time = elapsed_s + pause_s <= self._sessions.settings.open_budget_s
+        in_time = elapsed_s + pause_s <= self._sessions.open_budget_s
         if not may_help or not in_time or failures > self.request.retries:
             raise error
         log.info("try %d of %d in %.1f s: %s", failures + 1, self.request.retries + 1, pause_s, error)

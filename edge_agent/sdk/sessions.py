@@ -35,6 +35,13 @@ log = logging.getLogger(__name__)
 
 OFFLINE_AFTER_S = 5.0
 """Seconds that a session without progress looks for a verifier before the draft goes on alone, if that is allowed."""
+MAX_REQUESTS = 64
+"""Requests of a client that run at the same time; further ones wait."""
+OPEN_BUDGET_S = 30.0
+"""Seconds that a request looks for room in the cluster, or tries again before its first token; also those that loading
+the target, before the first request, waits for a verifier."""
+RESUME_BUDGET_S = math.inf
+"""Seconds that a session looks for a verifier without progress before it fails: as long as its timeout allows."""
 PROBE_S = 2.0
 """Seconds for which a probe looks for a verifier that answers."""
 _CLOSE_S = 1.0
@@ -136,7 +143,8 @@ class Sessions:
         self._tls = tls is not None
         self._reroute = reroute
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
-        self._slots = asyncio.Semaphore(settings.max_sessions)
+        self._slots = asyncio.Semaphore(MAX_REQUESTS)
+        self.open_budget_s, self.resume_budget_s = OPEN_BUDGET_S, RESUME_BUDGET_S
         self._drivers: set[SessionDriver] = set()
 
     @contextlib.asynccontextmanager
@@ -155,9 +163,7 @@ class Sessions:
             self._tasks.check_open()
             announced = self.drafts.draft if request.speculation else None
             release = announced.release if announced is not None else ""
-            budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
-            if request.offline == "draft_only":
-                budget_s = min(budget_s, OFFLINE_AFTER_S)
+            budget_s = min(self.resume_budget_s, OFFLINE_AFTER_S if request.offline == "draft_only" else math.inf)
             placement = await self._placed(len(session.prompt), release, request.traffic_class, budget_s, statistics)
             if placement is not None:
                 stack.callback(self.close_session, placement)
@@ -189,7 +195,7 @@ class Sessions:
     async def artifacts(self) -> AsyncIterator[ArtifactClient]:
         """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
         placement = await self.place()
-        budget_s = min(self.settings.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
+        budget_s = min(self.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
         async with self._artifacts(placement, budget_s) as client:
             yield client
 
@@ -273,7 +279,7 @@ class Sessions:
             traffic_class=traffic_class,
             device_id=self.device_id(),
         )
-        wait_s = self.settings.open_budget_s
+        wait_s = self.open_budget_s
         placement = await self.coordinator().open(
             request, wait_s=wait_s, look_s=wait_s if look_s is None else look_s, on_wait=waits
         )

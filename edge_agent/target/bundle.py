@@ -125,8 +125,8 @@ class BundleLoader:
             first = await self._draft(description, tokenizer, draft)
         return TargetBundle(description, tokenizer, template, first)
 
-    async def _offered_draft(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> Draft | None:
-        """Load the verifiers' own draft; n-grams, or None without them, where there is none or it may not be used.
+    async def _offered_draft(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> Draft:
+        """Load the verifiers' own draft; n-grams where there is none or it may not be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
         """
@@ -145,10 +145,9 @@ class BundleLoader:
         except ModelRefused as error:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
-    def _without_model(self, why: str, level: int) -> Draft | None:
-        ngram = self.draft_options.ngram
-        log.log(level, "%s; %s", why, "n-grams of the text draft" if ngram else "nothing is drafted")
-        return ngram_draft() if ngram else None
+    def _without_model(self, why: str, level: int) -> Draft:
+        log.log(level, "%s; n-grams of the text draft", why)
+        return ngram_draft()
 
     def _options(self, description: pb.DescribeResponse) -> DraftOptions:
         return dataclasses.replace(self.draft_options, positions=description.max_sequence)

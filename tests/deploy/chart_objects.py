@@ -27,7 +27,7 @@ EVERYTHING: Object = {
         "nodeSelector": {"gpu": "h200"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     },
-    "edge": {"enabled": True, "env": {"OUTRIDER_EDGE_DRAFT_THREADS": 2}},
+    "edge": {"enabled": True, "env": {"OUTRIDER_EDGE_DRAFT_CPUS": 2}},
     "autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 5},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"verifierEgress": [{"ports": [{"port": 443}]}]},

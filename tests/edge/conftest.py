@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def edge_settings() -> EdgeSettings:
-    """Return the settings of `client`; a module may have its own."""
-    return EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5)
+def give_up_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that lets requests look for a verifier for so many seconds."""
+
+    def set_budgets(seconds: float) -> None:
+        monkeypatch.setattr("edge_agent.sdk.sessions.OPEN_BUDGET_S", seconds)
+        monkeypatch.setattr("edge_agent.sdk.sessions.RESUME_BUDGET_S", seconds)
+
+    return set_budgets
+
+
+@pytest.fixture
+def edge_settings(give_up_after: Callable[[float], None]) -> EdgeSettings:
+    """Return the settings of `client`, which soon gives up; a module may have its own."""
+    give_up_after(0.5)
+    return EdgeSettings()
 
 
 @pytest.fixture

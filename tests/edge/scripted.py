@@ -104,7 +104,8 @@ class ScriptedPool(DraftPool):
     """Holds drafts with one worker each, which draft by script."""
 
     def __init__(self, draft: ScriptedDraft) -> None:
-        super().__init__(DraftOptions(workers=1, ngram=False), draft)
+        super().__init__(DraftOptions(workers=1), draft)
+        self.ngram = None
 
     def begin(self, session: DeviceSession) -> DraftSession:
         """Return a session that begins with the draft in use."""

@@ -53,7 +53,8 @@ class ManualPool(DraftPool):
     """Hold drafts with one worker each, which the test moves by hand."""
 
     def __init__(self) -> None:
-        super().__init__(DraftOptions(ngram=False))
+        super().__init__(DraftOptions())
+        self.ngram = None
 
     async def take(self, draft: Draft) -> DraftWorker:
         assert isinstance(draft, ManualDraft)

@@ -25,12 +25,11 @@ from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
 from outrider.wire.v1 import session_pb2 as pb
 
-SETTINGS = EdgeSettings(resume_budget_s=1.0, open_budget_s=1.0)
-
 
 @pytest.fixture
-def edge_settings() -> EdgeSettings:
-    return SETTINGS
+def edge_settings(give_up_after: Callable[[float], None]) -> EdgeSettings:
+    give_up_after(1.0)
+    return EdgeSettings()
 
 
 # --- how long it may take
@@ -61,7 +60,7 @@ class ScriptedSessions:
     """Run sessions of which so many fail, each after so many tokens; the draft model could write alone."""
 
     def __init__(self, times: int, error: Exception, *, after: int = 0, within_s: float = 30.0) -> None:
-        self.settings = EdgeSettings(open_budget_s=within_s)
+        self.open_budget_s = within_s
         draft = SimpleNamespace(name="", release="", has_model=True)
         self.drafts = SimpleNamespace(draft=draft, generate_offline=self.alone)
         self.tries = 0
@@ -147,9 +146,7 @@ async def test_a_new_client_writes_alone_with_what_an_earlier_one_has_fetched(
 ) -> None:
     await client.prepare()
     await verifier.kill()
-    async with AsyncClient(
-        verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS, offline="draft_only"
-    ) as later:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, offline="draft_only") as later:
         completion = await later.generate("x", max_tokens=5)
         assert not completion.verified and completion.usage.completion_tokens == 5
         await verifier.start(verifier.address)

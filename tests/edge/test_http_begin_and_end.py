@@ -63,7 +63,10 @@ async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
 
 
 @pytest.mark.parametrize(("stop_s", "whole"), [(20.0, True), (0.2, False)])
-async def test_a_stream_under_way_has_so_long_as_the_setting_says(tmp_path: Path, stop_s: float, whole: bool) -> None:
+async def test_a_stream_under_way_has_some_time_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_s: float, whole: bool
+) -> None:
+    monkeypatch.setattr(serve, "STOP_S", stop_s)
     script = recital()
     script.step_s = 0.01  # without a draft a token a step: 0.6 s
     begun = asyncio.Event()
@@ -71,7 +74,7 @@ async def test_a_stream_under_way_has_so_long_as_the_setting_says(tmp_path: Path
         FakeVerifier(script) as verifier,
         AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as client,
     ):
-        async with serving(client, EdgeSettings(serve_listen=LOCAL, serve_stop_s=stop_s)) as url:
+        async with serving(client, EdgeSettings(serve_listen=LOCAL)) as url:
             reading = asyncio.create_task(streamed(url, begun))
             await asyncio.wait_for(begun.wait(), 60)
         assert (b"data: [DONE]" in await reading) is whole

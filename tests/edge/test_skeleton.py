@@ -67,9 +67,8 @@ async def verifier() -> AsyncIterator[Listening]:
 
 
 @pytest.fixture
-async def client(verifier: Listening, tmp_path: Path) -> AsyncIterator[AsyncClient]:
-    settings = EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5)
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, retries=0) as made:
+async def client(verifier: Listening, tmp_path: Path, edge_settings: EdgeSettings) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=edge_settings, retries=0) as made:
         yield made
 
 

@@ -39,7 +39,7 @@ class Process:
     needs: Mapping[str, str]
     """Settings that must be given."""
     numbers: tuple[str, str, str]
-    """Three of its settings that take 1 to 9; the last is a whole number."""
+    """Three of its settings that take 1 to 9, as numbers or as text."""
 
 
 NEEDED = dict.fromkeys(("traffic", "target", "draft", "artifacts"), "x")
@@ -66,7 +66,7 @@ PROCESSES = (
         ("edge_agent.cli", "serve"),
         edge_cli.parser,
         {},
-        ("draft_workers", "draft_threads", "max_sessions"),
+        ("draft_workers", "target", "draft"),
     ),
     Process(
         "distill",

@@ -36,9 +36,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each
 def test_a_setting_comes_from_the_first_source_that_has_it(process: Process, tmp_path: Path) -> None:
-    flagged, variable, filed = process.numbers
+    flagged, variable, _ = process.numbers
     others = {other.name: {"nonsense": 1} for other in PROCESSES if other is not process}
-    file = toml(tmp_path / "o.toml", **others, **{process.name: {**process.needs, flagged: 2, variable: 2, filed: 2}})
+    fields = process.model.model_fields
+    in_file = {name: 2 if fields[name].annotation in (int, float) else "2" for name in process.numbers}
+    file = toml(tmp_path / "o.toml", **others, **{process.name: {**process.needs, **in_file}})
     variables = {variable_of(process.model, flagged): "3", variable_of(process.model, variable): "3"}
     command = (*process.command, "--check-config", flag_of(process.model, flagged), "4")
     for where, more in (((), {VARIABLE: str(file)}), (("--config", str(file)), {VARIABLE: "another"})):
