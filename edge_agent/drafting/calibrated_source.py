@@ -84,10 +84,6 @@ class NodeProposals:
                 first |= rated.margin == CERTAIN or (source == spine and rated.rank == 0)
                 self.children[rated.token] = (max(acceptance, rated.acceptance(agreement)), first)
 
-    def has(self, number: int, token: int) -> bool:
-        """Return whether a source proposed this token."""
-        return any(rated.token == token for rated in self._by_source.get(number, ()))
-
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""
         for number in self._by_source:

@@ -76,20 +76,23 @@ class _NodeState:
 
 
 @dataclass(eq=False)
-class _Model:
-    """A source whose calls cost time, with what it has to catch up with."""
+class _Asked:
+    """A source, with what a model has to catch up with."""
 
     number: int
     calibrated: CalibratedSource
-    latency: DecodeLatency
+    failed: bool = False
+    """Whether it gave up for this session."""
     path: list[int] = field(default_factory=list)
     """Nodes that became the first of `tokens`."""
     tokens: list[int] = field(default_factory=list)
     """Committed tokens that the model has not read: it reads them when it is asked again."""
-    failed: bool = False
-    """Whether it gave up for this session."""
     full: bool = False
     """Whether its context has no cells or sequence ids left before a commit frees some."""
+
+    @property
+    def source(self) -> DraftSource:
+        return self.calibrated.source
 
 
 class Drafter:
@@ -101,16 +104,12 @@ class Drafter:
     """
 
     def __init__(self, sources: Sequence[CalibratedSource], clock: Callable[[], float] = time.monotonic) -> None:
-        self._sources = tuple(sources)
-        self._models = [
-            _Model(number, one, one.latency) for number, one in enumerate(sources) if one.latency is not None
-        ]
+        self._sources = [_Asked(number, one) for number, one in enumerate(sources)]
+        self._models = [one for one in self._sources if one.calibrated.latency is not None]
         self._clock = clock
-        self.decode_s = sum(model.latency.of(1) for model in self._models)
+        self.decode_s = self._latency(self._models).of(1) if self._models else 0.0
         """Moving average of the time in which the models evaluate nodes once."""
         self._tokens_per_step = 2.0
-        self._free: dict[int, CalibratedSource] = {}
-        """Number -> source that costs nothing, without those that gave up for this session."""
         self._task = DraftTask(prompt=())
         self._tree = TokenTree()
         self._states: dict[int, _NodeState] = {ROOT: _NodeState()}
@@ -134,7 +133,7 @@ class Drafter:
         """Read the sequence of a session; drop everything of an earlier one."""
         self._reset(task, plan)
         for model in self._models:
-            self._try(model, partial(model.calibrated.source.begin, task))
+            self._try(model, partial(model.source.begin, task))
 
     def end(self) -> None:
         """Drop the session and its text. Models keep it in their contexts, for a session that begins like it."""
@@ -158,7 +157,8 @@ class Drafter:
         self._states = {ROOT: self._states[ROOT]} | {node.id: self._states[node.id] for node in self._tree}
         self._tokens_per_step += 0.1 * (len(tokens) - self._tokens_per_step)
         self._on_new_root()
-        self._try_free(lambda _, source: source.advance(path, tokens))
+        for free in self._free():
+            self._try(free, partial(free.source.advance, path, tokens))
         for model in self._models:
             if len(model.path) == len(model.tokens):
                 model.path += path
@@ -228,10 +228,10 @@ class Drafter:
             for item in ranked
             if not states[item.node.id].evaluated
             and self._may_have_children(item.node)
-            and any(model.calibrated.source.knows(item.node.token) for model in models)
+            and any(model.source.knows(item.node.token) for model in models)
         ]
         evaluated = {ROOT} | {id_ for id_, state in states.items() if state.evaluated}
-        latency = DecodeLatency.together([model.latency for model in models])
+        latency = self._latency(models)
         least = growth.least_acceptance(self.plan, latency, self._tokens_per_step)
         return growth.choose_leaves(leaves, evaluated, self.plan, latency, least)
 
@@ -241,9 +241,17 @@ class Drafter:
         certain = any(self._states[child].certain for child in self._tree.children(item.node.id).values())
         return replace(item, settled=True) if certain else item
 
-    def _awake(self) -> list[_Model]:
+    def _awake(self) -> list[_Asked]:
         """Return the models that can be asked before the next commit."""
         return [model for model in self._models if not (model.failed or model.full)]
+
+    def _free(self) -> list[_Asked]:
+        """Return the sources that cost next to nothing."""
+        return [one for one in self._sources if one.calibrated.latency is None and not one.failed]
+
+    @staticmethod
+    def _latency(models: Sequence[_Asked]) -> DecodeLatency:
+        return DecodeLatency.together([one.calibrated.latency for one in models if one.calibrated.latency is not None])
 
     def _should_collect(self, unsent: Sequence[RankedNode], *, awaited: bool) -> bool:
         """Return whether to draft more before these nodes go out. awaited: the verifier holds nothing of ours."""
@@ -275,10 +283,10 @@ class Drafter:
             self._grow([item for item in (self._root(), *self._kept()) if item.node.id in asked])
         return bool(asked)
 
-    def _ask(self, model: _Model, leaves: Sequence[RankedNode]) -> None:
+    def _ask(self, model: _Asked, leaves: Sequence[RankedNode]) -> None:
         """Let a model rate the children of the nodes that it can evaluate: it has evaluated what is above them, or does
         so in the same call."""
-        source = model.calibrated.source
+        source = model.source
         if model.tokens:
             path, tokens, model.path, model.tokens = model.path, model.tokens, [], []
             source.advance(path, tokens)
@@ -296,13 +304,13 @@ class Drafter:
         for leaf, proposals in zip(asked.values(), proposed, strict=True):
             self._states[leaf.node.id].evaluated.add(model.number)
             if not leaf.settled:
-                self._rate(leaf, model.number, proposals)
+                self._rate(leaf, model, proposals)
 
-    def _rate(self, parent: RankedNode, number: int, proposals: Sequence[Proposal]) -> None:
+    def _rate(self, parent: RankedNode, asked: _Asked, proposals: Sequence[Proposal]) -> None:
         """Add a source's proposals for a node's children, and rate anew the children that exist already."""
-        state, calibrated = self._states[parent.node.id], self._sources[number]
-        leads = calibrated.latency is not None or not self._models
-        state.proposals.add(number, calibrated.calibrator(self._task), proposals, parent.depth + 1, leads=leads)
+        state, calibrator = self._states[parent.node.id], asked.calibrated.calibrator(self._task)
+        leads = asked in self._models or not self._models
+        state.proposals.add(asked.number, calibrator, proposals, parent.depth + 1, leads=leads)
         for token, child in self._tree.children(parent.node.id).items():
             self._states[child].acceptance, self._states[child].first = state.proposals.children[token]
 
@@ -341,7 +349,8 @@ class Drafter:
         if useful and not state.asked:
             state.asked = True
             nodes = [self._context(parent.node)]
-            self._try_free(lambda number, source: self._rate(parent, number, source.expand(nodes)[0]))
+            for free in self._free():
+                self._try(free, lambda free=free: self._rate(parent, free, free.source.expand(nodes)[0]))  # type: ignore[misc]
 
     def _add_children(self, parent: RankedNode) -> list[RankedNode]:
         """Add the children of one node that qualify; return the new ones."""
@@ -394,32 +403,19 @@ class Drafter:
         if self.plan.speculates and (self._states[ROOT].evaluated or self._states[ROOT].asked):
             self._grow([self._root(), *self._ranked()])
 
-    def _try(self, model: _Model, work: Callable[[], None]) -> None:
-        """Let a model work; if it fails, go on without it. Raises what it raises if it was the last one, Overloaded."""
+    def _try(self, asked: _Asked, work: Callable[[], None]) -> None:
+        """Let a source work; if it fails, go on without it. Raises what the last model raises, or the last source where
+        there is no model, and Overloaded."""
         try:
             work()
         except Overloaded:
             raise
         except Exception as error:
-            model.failed = True
+            asked.failed = True
             self._chosen = None
-            if all(other.failed for other in self._models):
+            if all(other.failed for other in self._models or self._sources):
                 raise
-            log.warning("a draft gave up for this session, and others go on: %s", error)
-
-    def _try_free(self, work: Callable[[int, DraftSource], None]) -> None:
-        """Let each free source work, with its number; go on without one that fails.
-
-        Raises what the last one raises where there is no model.
-        """
-        for number, calibrated in list(self._free.items()):
-            try:
-                work(number, calibrated.source)
-            except Exception as error:
-                del self._free[number]
-                if not (self._free or self._models):
-                    raise
-                log.warning("a draft source gave up for this session, and others go on: %s", error)
+            log.warning("a draft source gave up for this session, and others go on: %s", error)
 
     # --- bookkeeping
 
@@ -430,10 +426,10 @@ class Drafter:
         self._states = {ROOT: _NodeState()}
         self._next_id = 1
         self._on_new_root()
-        for model in self._models:
-            model.path, model.tokens, model.failed = [], [], False
-        self._free = {number: one for number, one in enumerate(self._sources) if one.latency is None}
-        self._try_free(lambda _, source: source.begin(task))
+        for one in self._sources:
+            one.path, one.tokens, one.failed = [], [], False
+        for free in self._free():
+            self._try(free, partial(free.source.begin, task))
 
     def _ranked(self) -> list[RankedNode]:
         """Return every node with its path acceptance, ancestors first."""
