@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from cloud_verifier.distill.config import Embeddings, Quantization
 from cloud_verifier.distill.errors import GgufError
-from cloud_verifier.distill.gguf.writer import ARCHITECTURES
+from cloud_verifier.distill.gguf.writer import ARCHITECTURES, tensor_types
 
 
 def read_gguf(path: Path) -> PreTrainedModel:
@@ -46,11 +46,9 @@ def stored_as(path: Path) -> tuple[Quantization, Embeddings | None]:
 
     A type that `export` does not know is Q8_0; of such embeddings the choice is llama.cpp's (None).
     """
-    reader = _open(path)
-    number = int(_value(reader, "general.file_type", gguf.LlamaFileType.MOSTLY_Q8_0))
+    number = int(_value(_open(path), "general.file_type", gguf.LlamaFileType.MOSTLY_Q8_0))
     names = {kind.value: kind.name.partition("_")[2] for kind in gguf.LlamaFileType}
-    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    quantization, embeddings = names.get(number), types.get("token_embd.weight")
+    quantization, embeddings = names.get(number), tensor_types(path).get("token_embd.weight")
     return (
         cast(Quantization, quantization) if quantization in get_args(Quantization) else "Q8_0",
         cast(Embeddings, embeddings) if embeddings in get_args(Embeddings) else None,

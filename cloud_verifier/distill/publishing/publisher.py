@@ -43,11 +43,6 @@ class TargetHashes:
     weights_hash: str
     tokenizer_hash: str
 
-    @property
-    def key(self) -> str:
-        """Return the key of their manifests."""
-        return self.weights_hash
-
 
 class ReleaseLedger:
     """Manifests that this publisher has signed, kept on its own disk since the coordinator's store may lose everything.
@@ -133,15 +128,11 @@ class Publisher:
             self._ledger.put(record)
         return await self._send(record)
 
-    def file(self, digest: str) -> Path:
-        """Return the path of a release's file, whether it is there or not."""
-        return self._artifacts.path(digest)
-
     async def known(self) -> dict[str, ReleaseRecord]:
-        """Return the coordinator's releases of this key by digest, and record their states in the ledger."""
+        """Return the coordinator's releases of this target by digest, and record their states in the ledger."""
         found: dict[str, ReleaseRecord] = {}
         for known in await self._registry.list():  # newest first, and a file may be released twice
-            if known.manifest.weights_hash == self.target.key:
+            if known.manifest.weights_hash == self.target.weights_hash:
                 found.setdefault(known.digest, known)
         for known in found.values():
             self._ledger.note(known.digest, known.state, known.reason)
@@ -193,8 +184,8 @@ class Publisher:
         self._ledger.note(record.digest, state)
 
     def _own(self) -> list[ReleaseRecord]:
-        """Return this publisher's releases of this key, the oldest first."""
-        return [one for one in self._ledger.all() if one.manifest.weights_hash == self.target.key]
+        """Return this publisher's releases for this target, the oldest first."""
+        return [one for one in self._ledger.all() if one.manifest.weights_hash == self.target.weights_hash]
 
 
 def create_key(path: Path) -> Signer:
