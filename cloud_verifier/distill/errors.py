@@ -9,6 +9,3 @@ class StageFailed(Exception):
 
 class GgufError(StageFailed):
     """A model and a GGUF file cannot be converted faithfully."""
-
-
-PermanentFailure = StageFailed

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.distill.errors import StageFailed
 from outrider.artifacts import atomic_files
 
 STATE, BEST = "state.safetensors", "best.safetensors"
@@ -72,13 +72,13 @@ def restore(
 ) -> TrainingProgress | None:
     """Load a checkpoint into module and optimizer.
 
-    plan: digest of the plan. Returns None if there is no file. Raises PermanentFailure if it is of another plan.
+    plan: digest of the plan. Returns None if there is no file. Raises StageFailed if it is of another plan.
     """
     progress = read_progress(path)
     if progress is None:
         return None
     if progress.plan != plan:
-        raise PermanentFailure(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
+        raise StageFailed(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
     parameters = trainable(module)
     with safe_open(path, framework="pt") as file, torch.no_grad():
         for full_name in file.keys():  # noqa: SIM118 (it is no dict)

@@ -19,6 +19,8 @@ from cloud_verifier.distill.training.plan import LossKind
 LISTED, SAMPLED = 16, 2_000
 """Likeliest ids of each position that are compared one by one, and random ids that stand for all others."""
 
+ROWS = 1_024
+"""Positions that are compared at a time: with all columns of a large vocabulary each takes up to a megabyte."""
 MIN_TAIL = 1e-6
 """Least probability that the target's tail counts as, and the draft's too where the target has no more. The tail of 64
 ids is often zero up to rounding, and its logarithm is needed."""
@@ -58,9 +60,20 @@ class OutputColumns:
 
     def divergence(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return what `divergence` does for states `[n, H]`. rows: `[n]`, their positions; None for all."""
-        logits = functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
         target = self.top_ids, self.top_log_probs, self.tail
-        return divergence(logits, *(target if rows is None else (one[rows] for one in target)))
+        if rows is not None:
+            target = self.top_ids[rows], self.top_log_probs[rows], self.tail[rows]
+        parts = [
+            self._divergence(*(one[at : at + ROWS] for one in (states, *target)))
+            for at in range(0, max(1, len(states)), ROWS)
+        ]
+        return torch.cat([kl for kl, _ in parts]), torch.cat([overlap for _, overlap in parts])
+
+    def _divergence(
+        self, states: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logits = functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
+        return divergence(logits, top_ids, top_log_probs, tail)
 
 
 def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:

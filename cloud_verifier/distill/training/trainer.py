@@ -24,7 +24,7 @@ from torch.nn import Parameter
 from transformers import AutoTokenizer
 
 from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, Text, load_texts
-from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
@@ -50,7 +50,7 @@ rows took five times as long in bfloat16 as in float32 (two cores of an AMD EPYC
 def train(folder: Path) -> int:
     """Run the plan in `folder` until its end, and return 0, or until a signal: 143 for SIGTERM, 130 for SIGINT.
 
-    Raises PermanentFailure, OSError and ValueError.
+    Raises StageFailed, OSError and ValueError.
     """
     plan = TrainingPlan.read(folder)
     torch.set_num_threads(plan.threads)
@@ -153,7 +153,7 @@ class DraftTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         mean_loss, kl, overlap = (sums / labels).tolist()
         if not math.isfinite(mean_loss):
-            raise PermanentFailure(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
+            raise StageFailed(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
         now.step += 1
         now.tokens += labels
         now.overlap = overlap

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_drafts import random_text, tiny_draft, tiny_plan, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
-from cloud_verifier.distill.errors import PermanentFailure
+from cloud_verifier.distill.errors import StageFailed
 from cloud_verifier.distill.gguf.writer import write_gguf
 from cloud_verifier.distill.training import trainer as training
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> N
         broken.model.norm.weight.fill_(float("inf"))
     broken.save_pretrained(plan.base)
     plan.write(tmp_path / "run")
-    with pytest.raises(PermanentFailure, match="lower learning rate"):
+    with pytest.raises(StageFailed, match="lower learning rate"):
         training.train(tmp_path / "run")
 
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path, monkeypatch: py
     tiny_plan(tmp_path).write(tmp_path / "run")
     stopped_at(tmp_path / "run", 2, monkeypatch)
     tiny_plan(tmp_path, learning_rate=1e-4).write(tmp_path / "run")
-    with pytest.raises(PermanentFailure, match="another plan"):
+    with pytest.raises(StageFailed, match="another plan"):
         training.train(tmp_path / "run")
 
 
