@@ -146,12 +146,12 @@ def _document(
 
     categories = [prompt.category for prompt in prompts]
     names = {text.draft: None for one in measured for text in texts(one.drafted) if text.draft}
-    ngrams = plan.device["ngram"] and names.keys() - {"ngram"}
+    ngrams = ["n-grams"] if names.keys() - {"ngram"} else []
     return {
         "outrider": __version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "target": {name: getattr(bundle.description.target, name) for name in _IDENTITY},
-        "device_drafts": [*names, *(["n-grams"] if ngrams else [])],
+        "device_drafts": [*names, *ngrams],
         "cpus": len(plan.cores),
         "prompts": dict(Counter(categories)),
         "max_tokens": plan.options["max_tokens"],
