@@ -1,7 +1,7 @@
 """Judge the coordinator's speculation lengths on simulated verifiers, whose best possible lengths are known.
 
 A simulated verifier has sessions with a round trip, a drafting time and a kind of text, and steps that take
-`a + b * tokens` until it is full and more beyond. `coordinator.window.controller` is the product's own; of a session it
+`a + b * tokens` until it is full and more beyond. `coordinator.window` is the product's own; of a session it
 sees what a verifier reports: the outcomes of its last draft tokens, its round trip and its drafting time. What its
 choice brings in the long run is computed by means that it does not use, from the process that outcomes are drawn from.
 
@@ -16,18 +16,18 @@ import functools
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.window.controller import TOLERANCE, SessionView, VerifierView, decide
-from coordinator.window.report_adapter import RECENT, latest
+from coordinator.window import RECENT, TOLERANCE, decide
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
+from outrider.core.protocol.messages import SessionLimits
 from outrider.core.step_cost import StepCost
-from outrider.core.telemetry import SessionTelemetry
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 KINDS = {"code": (0.92, 0.70), "arithmetic": (0.88, 0.60), "chat": (0.75, 0.45), "prose": (0.60, 0.30)}
 """Share of first proposals that are right, in easy and in hard passages of a text."""
@@ -66,16 +66,15 @@ class Session:
         rtt_s = min(0.5, rng.lognormvariate(math.log(0.045), 0.8))
         return cls(kind, rtt_s, rng.lognormvariate(math.log(0.004), 0.7), _outcomes(kind, rng))
 
-    def view(self, number: int, outcomes: bytes) -> SessionView:
-        """Return what the controller sees."""
-        telemetry = SessionTelemetry(
+    def told(self, number: int) -> SessionTelemetry:
+        """Return what the coordinator sees."""
+        return SessionTelemetry(
             str(number),
             rtt_ms=1e3 * self.rtt_s,
-            acceptance_history=outcomes,
+            acceptance_history=self.outcomes,
             draft_ms=1e3 * self.draft_s,
             nodes_per_level=PER_LEVEL,
         )
-        return SessionView(telemetry)
 
 
 def _outcomes(kind: str, rng: random.Random) -> bytes:
@@ -93,15 +92,20 @@ class Verifier:
     """Simulate a verifier. Speeds are tokens per second of each session in the long run."""
 
     sessions: tuple[Session, ...]
-    cost: StepCost
+    step_s_at: Mapping[int, float]
+    """Tokens of a step -> its seconds."""
+
+    @functools.cached_property
+    def cost(self) -> StepCost:
+        return StepCost(self.step_s_at)
 
     @classmethod
     def drawn(cls, rng: random.Random, sessions: int) -> Verifier:
         """Return one whose steps take 30 ms and 0.05 ms a token until it is full, then 0.4 ms for each further one."""
         room = rng.choice((128, 256, 512))
         full_s = 0.030 + 0.00005 * room
-        cost = StepCost({1: 0.030, room: full_s, 8 * room: full_s + 0.0004 * 7 * room})
-        return cls(tuple(Session.drawn(rng) for _ in range(sessions)), cost)
+        step_s_at = {1: 0.030, room: full_s, 8 * room: full_s + 0.0004 * 7 * room}
+        return cls(tuple(Session.drawn(rng) for _ in range(sessions)), step_s_at)
 
     def step_s(self, drafted: Floats) -> Floats:
         """Return the seconds of steps with so many draft tokens of all sessions together."""
@@ -115,10 +119,10 @@ class Verifier:
 
     def chosen(self) -> Floats:
         """Return the speeds with the windows that the coordinator decides."""
-        outcomes = latest([session.outcomes for session in self.sessions])
-        views = [session.view(i, seen) for i, (session, seen) in enumerate(zip(self.sessions, outcomes, strict=True))]
-        decisions = decide(VerifierView(self.cost, tuple(views)))
-        windows = [decisions[str(number)].window for number in range(len(views))]
+        told = [session.told(number) for number, session in enumerate(self.sessions)]
+        verifier = VerifierTelemetry(step_cost_ms={rows: 1e3 * step_s for rows, step_s in self.step_s_at.items()})
+        decisions = decide(verifier, told, {}, {}, SessionLimits(), {})
+        windows = [decisions[str(number)].window for number in range(len(told))]
         return self.speeds(np.array([one.k for one in windows]), np.array([one.depth for one in windows]))
 
     def speeds(self, lengths: Ints, depths: Ints) -> Floats:

@@ -12,7 +12,6 @@ import time
 from coordinator.api.authentication import Caller, tenant_name
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import GREATEST_LIMITS, SESSION_MS, TICKET_MS
-from coordinator.records import Window, WindowBounds, WindowDecision
 from coordinator.releases.records import LifecycleState, Release, ReleaseAction
 from coordinator.store.redis_store import SESSIONS_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound
@@ -152,17 +151,16 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         found = [decision for decision in decisions if one in ("", decision.session_id)]
         shown = found[:STATUS_ENTRIES]
         bounds = await self.windows.bounds([decision.session_id for decision in shown])
-        return pb.ListWindowsResponse(
-            windows=[_decision_to_proto(decision, bounds.get(decision.session_id)) for decision in shown],
-            default_bounds=_bounds_to_proto(bounds.get("")),
-            total=len(found),
-        )
+        for decision in shown:
+            if own := bounds.get(decision.session_id):
+                decision.bounds.CopyFrom(own)
+        return pb.ListWindowsResponse(windows=shown, default_bounds=bounds.get(""), total=len(found))
 
     @rpc
     async def SetWindowBounds(self, request: pb.SetWindowBoundsRequest, caller: Caller) -> pb.SetWindowBoundsResponse:
         """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
         of = session_id(request.session_id) if request.session_id else ""
-        bounds = _bounds_from_proto(request.bounds) if request.HasField("bounds") else None
+        bounds = _checked(request.bounds) if request.HasField("bounds") else None
         if not self.config.window_control:
             raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
         if not await self.windows.set_bounds(of, bounds):
@@ -216,34 +214,20 @@ def _limits(limits: pb.TenantLimits) -> dict[str, int]:
     return found
 
 
-def _bounds_from_proto(bounds: pb.WindowBounds) -> WindowBounds:
-    message = bounds.window
-    wait_ms = message.draft_wait_ms if message.HasField("draft_wait_ms") else None
-    per_level = message.nodes_per_level if message.HasField("nodes_per_level") else None
-    at_most("bounds.depth", message.depth, MAX_LEVELS)
-    if message.k > message.depth:
+def _checked(bounds: pb.WindowBounds) -> pb.WindowBounds:
+    """Return the bounds. Raises BadRequest for what no window can have."""
+    window = bounds.window
+    at_most("bounds.depth", window.depth, MAX_LEVELS)
+    if window.k > window.depth:
         raise BadRequest.bound(
-            "bounds.k", message.k, f"at most bounds.depth, {message.depth}: a step takes what is there"
+            "bounds.k", window.k, f"at most bounds.depth, {window.depth}: a step takes what is there"
         )
-    if wait_ms is not None and not 0.0 <= wait_ms <= MAX_DRAFT_WAIT_MS:
+    wait_ms, per_level = window.draft_wait_ms, window.nodes_per_level
+    if window.HasField("draft_wait_ms") and not 0.0 <= wait_ms <= MAX_DRAFT_WAIT_MS:
         raise BadRequest.bound("bounds.draft_wait_ms", wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
-    if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
+    if window.HasField("nodes_per_level") and not 1.0 <= per_level <= MAX_PER_LEVEL:
         raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
-    return WindowBounds(Window(message.k, message.depth, wait_ms, per_level), bounds.pinned)
-
-
-def _bounds_to_proto(bounds: WindowBounds | None) -> pb.WindowBounds | None:
-    return pb.WindowBounds(window=_window_to_proto(bounds.window), pinned=bounds.pinned) if bounds else None
-
-
-def _window_to_proto(window: Window) -> pb.Window:
-    return pb.Window(**vars(window))  # fields have the same names in both, and None is absent
-
-
-def _decision_to_proto(decision: WindowDecision, bounds: WindowBounds | None) -> pb.WindowDecision:
-    fields = {**vars(decision), "window": _window_to_proto(decision.window)}  # fields have the same names in both
-    del fields["step_ms"]  # of the verifier, whose own telemetry is shown
-    return pb.WindowDecision(**fields, bounds=_bounds_to_proto(bounds))
+    return bounds
 
 
 def _release_to_proto(release: Release) -> pb.Release:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from coordinator.records import WindowDecision
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import CanaryEvidence, LifecycleState, Release
 from coordinator.store.redis_store import StoreCounters, call_histograms
@@ -66,7 +65,7 @@ class CoordinatorCounters:
         """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""
         self.refused[call, type(error).__name__ if isinstance(error, OutriderError) else "InternalError"] += 1
 
-    def decide(self, made: Iterable[WindowDecision], seconds: float) -> None:
+    def decide(self, made: Iterable[pb.WindowDecision], seconds: float) -> None:
         """Count the decisions about all sessions of a verifier, which took so many seconds together."""
         self.decide_s.add(seconds)
         for decision in made:

@@ -8,17 +8,15 @@ import logging
 import time
 from collections.abc import Sequence
 
+from coordinator import window
 from coordinator.api.authentication import Caller, tenant_name
 from coordinator.api.services import Servicer, rpc, verifier_id
 from coordinator.config import LIMITS
-from coordinator.records import WindowDecision
 from coordinator.store.verifiers import Reported
-from coordinator.window import report_adapter
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, OutriderError, between
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most
-from outrider.wire.codecs import directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
 from outrider.wire.ticket import target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -82,8 +80,8 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
             return pb.ReportResponse(public_keys=self.keys.public_keys, release_serial=serial)
         answer = found.answer
         for decision in await self._decisions(request.verifier_id, verifier, sessions, found):
-            directive = directive_to_proto(report_adapter.directive(decision, LIMITS))
-            answer.directives.add(session_id=decision.session_id, epoch=decision.epoch, directive=directive)
+            told = window.directive(decision, LIMITS)
+            answer.directives.add(session_id=decision.session_id, epoch=decision.epoch, directive=told)
         answer.public_keys.update(self.keys.public_keys)
         answer.release_serial = await self.releases.sample(found.weights, sessions, found.devices)
         return answer
@@ -97,7 +95,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
 
     async def _decisions(
         self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
-    ) -> Sequence[WindowDecision]:
+    ) -> Sequence[pb.WindowDecision]:
         """Return the decisions on the sessions' windows; none if that fails, since the lease matters more."""
         if not self.config.window_control:
             return ()
@@ -118,20 +116,20 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
 
     async def _decide(
         self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
-    ) -> Sequence[WindowDecision]:
+    ) -> Sequence[pb.WindowDecision]:
         """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
         before = await self.windows.decisions([name])
         new = {
             session.session_id: found.workloads[session.session_id]
             for session in sessions
-            if session.session_id in found.workloads and report_adapter.wants_prior(session)
+            if session.session_id in found.workloads and window.wants_prior(session)
         }
         known = await self.windows.priors(new.values())
         priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
 
-        def decide() -> tuple[Sequence[WindowDecision], float]:
+        def decide() -> tuple[Sequence[pb.WindowDecision], float]:
             begun = time.thread_time()
-            made = report_adapter.decide(verifier, sessions, before, found.bounds, LIMITS, priors)
+            made = window.decide(verifier, sessions, before, found.bounds, LIMITS, priors)
             return tuple(made.values()), time.thread_time() - begun
 
         decisions, seconds = await asyncio.to_thread(decide)

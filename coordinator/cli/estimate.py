@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from coordinator.window.controller import TOLERANCE, SessionView, VerifierView, decide
-from coordinator.window.report_adapter import RECENT
+from coordinator.window import MAX_DEPTH, RECENT, TOLERANCE, K, View, decide_together
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.telemetry import SessionTelemetry
 from outrider.core.text import counted, table
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 RTTS_MS = (0.0, 10.0, 25.0, 50.0, 100.0, 200.0)
 """Distances that the table shows beside the one that was asked for."""
@@ -46,20 +47,15 @@ def estimate(options: argparse.Namespace) -> int:
 def at_distance(options: argparse.Namespace, rtt_ms: float) -> dict[str, Any]:
     """Return what the coordinator would decide for these users at this distance, and what it would predict."""
     cost = StepCost({rows: ms / 1e3 for rows, ms in options.step_ms.items()})
-    history = outcomes(options.acceptance)
-    users = [
-        SessionTelemetry(
-            f"user {number}",
-            rtt_ms=rtt_ms,
-            acceptance_history=history,
-            draft_ms=options.draft_ms,
-            nodes_per_level=1.0,
-        )
-        for number in range(options.users)
-    ]
-    decisions = list(decide(VerifierView(cost, tuple(map(SessionView, users)))).values())
+
+    def step_s(nodes: ArrayLike) -> NDArray[np.float64]:
+        return cost.curve(options.users + np.asarray(nodes), options.users)
+
+    widest = pb.Window(k=K[-1], depth=MAX_DEPTH, nodes_per_level=1.0)
+    view = View(SessionTelemetry("user", rtt_ms=rtt_ms), outcomes(options.acceptance), options.draft_ms, widest)
+    decisions = decide_together([view] * options.users, step_s, float(step_s(0.0)))
     speed_up = statistics.fmean(decision.speedup for decision in decisions)
-    without = 1.0 / cost.seconds(options.users, options.users)
+    without = 1.0 / float(step_s(0.0))
     return {
         "rtt_ms": rtt_ms,
         "pays": speed_up >= 1.0 + TOLERANCE,

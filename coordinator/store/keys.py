@@ -33,7 +33,7 @@ EXHAUSTED = PREFIX + "exhausted"
 TIME). It expires after the longest time for which it can be."""
 
 BOUNDS = PREFIX + "bounds"
-"""STRING: an operator's bounds of the window of every session without bounds of its own, JSON. Does not expire."""
+"""STRING: an operator's bounds of the window of every session without bounds of its own, protobuf. Does not expire."""
 
 RELEASES = PREFIX + "releases"
 """HASH weights hash of a target -> the releases of its drafts with their history, JSON. Does not expire."""
@@ -89,8 +89,8 @@ def telemetry(verifier_id: str) -> str:
 
 
 def windows(verifier_id: str) -> str:
-    """Return the key of a STRING: the last decisions on the windows of a verifier's sessions, JSON; it expires soon
-    after reports stop."""
+    """Return the key of a STRING: the last decisions on the windows of a verifier's sessions, protobuf; it expires
+    soon after reports stop."""
     return f"{PREFIX}windows:{verifier_id}"
 
 

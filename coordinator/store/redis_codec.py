@@ -13,18 +13,15 @@ import base64
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
 from typing import Any
 
-from coordinator.records import Prior, Window, WindowBounds, WindowDecision, WorkloadKey
+from coordinator.records import Prior, WorkloadKey
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
 from outrider.wire.ticket import Target, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2, telemetry_pb2
 
-_WINDOW = len(fields(Window))
-_DECISION = tuple(field.name for field in fields(WindowDecision) if field.name not in ("window", "verifier_id"))
 _TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
 
 
@@ -125,26 +122,12 @@ def prior_from(record: Mapping[str, str]) -> Prior:
     )
 
 
-def decisions_to_json(decisions: Iterable[WindowDecision]) -> str:
-    """Encode decisions as lists of their fields' values, but for the verifier, whose they all are."""
-    rows = [[*vars(one.window).values(), *(vars(one)[name] for name in _DECISION)] for one in decisions]
-    return json.dumps(rows, separators=(",", ":"))
+def written(text: str | None) -> bytes:
+    """Return the bytes of a protobuf message as they were written: the client decodes replies as text that keeps them.
+    None was not written."""
+    return (text or "").encode("utf-8", "surrogateescape")
 
 
-def decisions_from_json(verifier_id: str, written: str | None) -> list[WindowDecision]:
-    return [
-        WindowDecision(
-            **dict(zip(_DECISION, row[_WINDOW:], strict=True)), window=Window(*row[:_WINDOW]), verifier_id=verifier_id
-        )
-        for row in json.loads(written or "[]")
-    ]
-
-
-def bounds_to_json(bounds: WindowBounds) -> str:
-    return json.dumps(asdict(bounds))
-
-
-def bounds_from(written: Iterable[tuple[str, str | None]]) -> dict[str, WindowBounds]:
+def bounds_from(found: Iterable[tuple[str, str | None]]) -> dict[str, pb.WindowBounds]:
     """Decode bounds by session id, of those that have any."""
-    read = ((session_id, json.loads(text)) for session_id, text in written if text)
-    return {session_id: WindowBounds(Window(**each["window"]), each["pinned"]) for session_id, each in read}
+    return {session_id: pb.WindowBounds.FromString(written(text)) for session_id, text in found if text}

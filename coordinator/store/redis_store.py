@@ -130,7 +130,7 @@ class RedisStore:
 def _client(url: str, timeout_s: float) -> Any:
     """Return a client. Raises ValueError."""
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    options["decode_responses"] = True
+    options |= {"decode_responses": True, "encoding_errors": "surrogateescape"}  # protobuf messages are no text
     options["retry"] = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
     pool = aioredis.BlockingConnectionPool.from_url
     return aioredis.Redis.from_pool(pool(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options))

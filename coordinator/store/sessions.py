@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from coordinator.config import TenantLimits
 from coordinator.placement import CHOICES, Candidate
-from coordinator.records import PlacementRequest, Prior, WindowBounds, WindowDecision, WorkloadKey
+from coordinator.records import PlacementRequest, Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
@@ -203,28 +203,30 @@ class WindowStore:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, WindowDecision]:
+    async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, pb.WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
         commands = [("GET", keys.windows(verifier_id)) for verifier_id in verifier_ids]
         replies = await self._store.call("windows", commands)
         return {
             decision.session_id: decision
-            for verifier_id, written in zip(verifier_ids, replies, strict=True)
-            for decision in redis_codec.decisions_from_json(verifier_id, written)
+            for reply in replies
+            for decision in pb.ListWindowsResponse.FromString(redis_codec.written(reply)).windows
         }
 
-    async def set_decisions(self, verifier_id: str, made: Iterable[WindowDecision], *, keep_ms: int) -> None:
+    async def set_decisions(self, verifier_id: str, made: Sequence[pb.WindowDecision], *, keep_ms: int) -> None:
         """Replace the decisions on a verifier's sessions."""
-        key = keys.windows(verifier_id)
-        await self._store.call("set_decisions", [("SET", key, redis_codec.decisions_to_json(made), "PX", keep_ms)])
+        for decision in made:
+            decision.verifier_id = verifier_id
+        written = pb.ListWindowsResponse(windows=made).SerializeToString()
+        await self._store.call("set_decisions", [("SET", keys.windows(verifier_id), written, "PX", keep_ms)])
 
-    async def bounds(self, session_ids: Iterable[str]) -> dict[str, WindowBounds]:
+    async def bounds(self, session_ids: Iterable[str]) -> dict[str, pb.WindowBounds]:
         """Return the bounds that operators have set, of these sessions by id; those of "" are for all others."""
         asked = list(dict.fromkeys(session_ids))
         commands = [("GET", keys.BOUNDS), *(("HGET", keys.session(name), "bounds") for name in asked)]
         return redis_codec.bounds_from(zip(("", *asked), await self._store.call("bounds", commands), strict=True))
 
-    async def set_bounds(self, session_id: str, bounds: WindowBounds | None) -> bool:
+    async def set_bounds(self, session_id: str, bounds: pb.WindowBounds | None) -> bool:
         """Set the bounds of a session's window, kept as long as its record, or those of all others (""); None removes
         them. Return False if there is no such session."""
         if session_id:
@@ -233,7 +235,7 @@ class WindowStore:
                 return False
         where = [keys.session(session_id), "bounds"] if session_id else [keys.BOUNDS]
         how = ("HSET", "HDEL") if session_id else ("SET", "DEL")
-        written = [] if bounds is None else [redis_codec.bounds_to_json(bounds)]
+        written = [] if bounds is None else [bounds.SerializeToString()]
         await self._store.call("set_bounds", [(how[bounds is None], *where, *written)])
         return True
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coordinator.config import SESSION_MS, TICKET_MS, CoordinatorConfig
-from coordinator.records import WindowBounds, WorkloadKey
+from coordinator.records import WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
@@ -38,7 +38,7 @@ class Reported(NamedTuple):
     """Workload keys by session id, of the reported sessions that have one."""
     devices: Mapping[str, str]
     """`device_id` of PlacementRequest by session id, of the reported sessions that were placed here."""
-    bounds: Mapping[str, WindowBounds]
+    bounds: Mapping[str, pb.WindowBounds]
     """Bounds of windows that operators have set, by session id; those of "" are for all others."""
     weights: str
     """Weights hash of the verifier's target."""

@@ -14,7 +14,7 @@ step's end. An accepted sibling is committed like a first proposal, but nothing 
 The verifier's own nodes are there in every step, at any distance. What they add to a step without the device's is
 measured, and one mean is enough: each step commits at least so many tokens more, whole ones as the mean adds up.
 
-`coordinator.window.replay_tables` predicts the same for all sessions and windows at once, as arrays.
+`coordinator.window.replay` predicts the same for all sessions and windows at once, as arrays.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.records import Window
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Speed:
         return self.tokens / self.steps
 
 
-def replay(history: Sequence[int], timing: LinkTiming, window: Window, server_gain: float = 0.0) -> Speed:
+def replay(history: Sequence[int], timing: LinkTiming, window: pb.Window, server_gain: float = 0.0) -> Speed:
     """Replay one session from its first step to the end of its history; the device starts to draft with the first step.
 
     history: outcomes of consecutive positions (outrider.core.acceptance.history), at least one. server_gain: tokens
     that the verifier's own nodes add to a step without the device's, on average.
     """
     device = _Device(history, timing, window.depth)
-    wait_s, per_level = (window.draft_wait_ms or 0.0) / 1e3, window.nodes_per_level or 1.0
+    wait_s, per_level = window.draft_wait_ms / 1e3, window.nodes_per_level or 1.0
     waits = wait_s > 0.0 and timing.rtt_s <= wait_s
     now = nodes = owed = 0.0
     position = steps = 0

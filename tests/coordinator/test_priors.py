@@ -8,9 +8,9 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator.records import Prior, WindowBounds, WindowDecision, WorkloadKey
+from coordinator import window
+from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, verifiers
-from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
@@ -160,11 +160,8 @@ def fresh(**changes: object) -> SessionTelemetry:
     return SessionTelemetry("s", tenant="default", **fields)  # type: ignore[arg-type]
 
 
-def decide(
-    session: SessionTelemetry, prior: Prior | None, before: WindowDecision | None = None, **bounds: WindowBounds
-) -> WindowDecision | None:
-    decided = {"s": before} if before else {}
-    return report_adapter.decide(LOAD, [session], decided, bounds, LIMITS, {"s": prior} if prior else {}).get("s")
+def decide(session: SessionTelemetry, prior: Prior | None) -> pb.WindowDecision | None:
+    return window.decide(LOAD, [session], {}, {}, LIMITS, {"s": prior} if prior else {}).get("s")
 
 
 PRIOR = Prior(GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)

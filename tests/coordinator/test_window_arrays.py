@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streaming_model import LinkTiming, Speed, replay
 
-from coordinator.records import Window
-from coordinator.window import controller
-from coordinator.window.replay_tables import CHUNK, LONGEST, RunTables, replay_all
+from coordinator import window
+from coordinator.window import RECENT
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 TIMES = st.one_of(st.just(0.0), st.integers(-40, 24).map(lambda n: 2.0 ** (n / 8)))
 """Times in steps; products of eighths of an octave are what the controller asks for."""
 RUNS = st.lists(st.tuples(st.sampled_from((MISS, SIBLING, HIT)), st.integers(1, 40)), min_size=1, max_size=30)
 HISTORIES = st.one_of(
-    st.binary(min_size=1, max_size=LONGEST).map(lambda drawn: bytes(byte % 3 for byte in drawn)),
-    RUNS.map(lambda runs: b"".join(bytes([outcome]) * count for outcome, count in runs)[:LONGEST]),
+    st.binary(min_size=1, max_size=RECENT).map(lambda drawn: bytes(byte % 3 for byte in drawn)),
+    RUNS.map(lambda runs: b"".join(bytes([outcome]) * count for outcome, count in runs)[:RECENT]),
 )
 
 
@@ -28,7 +28,9 @@ def replayed(
     history: bytes, rtt: float, draft: float, k: int, depth: int, wait: float = 0.0, gain: float = 0.0
 ) -> Speed:
     """Replay a history with times in steps."""
-    return replay(history, LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth, 1e3 * wait), gain)
+    return replay(
+        history, LinkTiming(rtt, draft, lambda nodes: 1.0), pb.Window(k=k, depth=depth, draft_wait_ms=1e3 * wait), gain
+    )
 
 
 @settings(max_examples=150)
@@ -43,31 +45,12 @@ def test_all_histories_are_replayed_at_once_as_each_is_by_itself(
     histories: list[bytes], times: tuple[float, float], windows: list[tuple[int, int]], wait: float, gain: float
 ) -> None:
     k, depth = np.array(windows).T
-    lengths, steps, levels = replay_all(histories, *times, k, depth, wait, gain)
+    lengths, steps, levels = window.replay(histories, *times, k, depth, wait, gain)
     for i, history in enumerate(histories):
         for j, (one_k, one_depth) in enumerate(windows):
             speed = replayed(history, *times, one_k, one_depth, wait, gain)
             assert (steps[i, j], levels[i, j]) == (speed.steps, speed.nodes)
             assert lengths[i, j] == pytest.approx(speed.seconds, abs=1e-9)
-
-
-@settings(max_examples=60)
-@given(
-    sessions=st.lists(
-        st.tuples(HISTORIES, TIMES, TIMES, st.integers(0, 12), st.integers(16, 32)), min_size=1, max_size=8
-    )
-)
-def test_histories_that_are_walked_in_tables_are_as_fast_as_replayed(
-    sessions: list[tuple[bytes, float, float, int, int]],
-) -> None:
-    histories, rtt, draft, ahead, deepest = zip(*sessions, strict=True)
-    steps, levels = RunTables(controller.K, 2 * CHUNK).per_window(
-        histories, np.array(rtt), np.array(draft), np.array(ahead), np.array(deepest)
-    )
-    for i, (history, one_rtt, one_draft, levels_ahead, deep) in enumerate(sessions):
-        for j, k in enumerate(controller.K):
-            speed = replayed(history, one_rtt, one_draft, k, min(k + levels_ahead, deep))
-            assert (steps[i, j], levels[i, j]) == (speed.steps, speed.nodes)
 
 
 STEP_S = 0.030
@@ -91,6 +74,8 @@ def drawn(hit: float, caught: float, count: int, seed: int = 1) -> bytes:
 def test_it_agrees_with_an_event_simulation_of_the_protocol(
     rtt_ms: int, over_streaming: float, tokens_per_step: float
 ) -> None:
-    speed = replay(drawn(0.8, 0.5, 20_000), LinkTiming(rtt_ms / 1e3, 0.002, flat), Window(24, 24, nodes_per_level=2.0))
+    speed = replay(
+        drawn(0.8, 0.5, 20_000), LinkTiming(rtt_ms / 1e3, 0.002, flat), pb.Window(k=24, depth=24, nodes_per_level=2.0)
+    )
     assert speed.tokens_per_s * STEP_S == pytest.approx(over_streaming, rel=0.025)
     assert speed.tokens_per_step == pytest.approx(tokens_per_step, rel=0.025)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from peers import until
 
-from coordinator.records import Prior, Window, WindowBounds, WindowDecision
-from coordinator.window import report_adapter
+from coordinator import window
+from coordinator.records import Prior
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.protocol.messages import SessionLimits
@@ -41,25 +40,29 @@ def report(session_id: str, hit: float = 0.85, **changes: object) -> telemetry_p
 
 def decide(
     *sessions: SessionTelemetry,
-    before: dict[str, WindowDecision] | None = None,
+    before: dict[str, pb.WindowDecision] | None = None,
     load: VerifierTelemetry = LOAD,
     limits: SessionLimits = LIMITS,
     priors: dict[str, Prior] | None = None,
-    **bounds: WindowBounds,
-) -> dict[str, WindowDecision]:
-    """Return the decisions. bounds: by session id; `everybody` is ""."""
-    named = {"" if name == "everybody" else name: bound for name, bound in bounds.items()}
-    return report_adapter.decide(load, sessions, before or {}, named, limits, priors or {})
+    **bounds_of: pb.WindowBounds,
+) -> dict[str, pb.WindowDecision]:
+    """Return the decisions. bounds_of: by session id; `everybody` is ""."""
+    named = {"" if name == "everybody" else name: bound for name, bound in bounds_of.items()}
+    return window.decide(load, sessions, before or {}, named, limits, priors or {})
+
+
+def bounds(k: int, depth: int, pinned: bool = False) -> pb.WindowBounds:
+    return pb.WindowBounds(window=pb.Window(k=k, depth=depth), pinned=pinned)
 
 
 def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     decided = decide(stats("good"), stats("bad", hit=0.0))
-    good, bad = (report_adapter.directive(decided[name], LIMITS) for name in ("good", "bad"))
+    good, bad = (window.directive(decided[name], LIMITS) for name in ("good", "bad"))
     assert decided["good"].speedup > 1.5
     assert good.nodes_per_step > decided["good"].window.k >= 4
     assert good.window_nodes >= good.window_depth > 4
     assert decided["bad"].window.k == 0
-    assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, report_adapter.PROBE_DEPTH, 0)
+    assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, window.PROBE_DEPTH, 0)
 
 
 def test_a_session_that_is_alone_may_have_all_nodes_that_pay_by_the_verifiers_own_estimate() -> None:
@@ -67,19 +70,16 @@ def test_a_session_that_is_alone_may_have_all_nodes_that_pay_by_the_verifiers_ow
     beside = decide(stats(), stats("other"), load=CPU)["s"]
     assert 0 < alone.window.k < alone.max_k == 16
     assert alone.window.depth - alone.max_k >= 2
-    assert (
-        report_adapter.directive(alone, LIMITS).nodes_per_step
-        > 2 * report_adapter.directive(beside, LIMITS).nodes_per_step
-    )
+    assert window.directive(alone, LIMITS).nodes_per_step > 2 * window.directive(beside, LIMITS).nodes_per_step
     assert beside.max_k == beside.window.k > 0
-    assert decide(stats(), s=WindowBounds(Window(2, 6)))["s"].window.k == 2
+    assert decide(stats(), s=bounds(k=2, depth=6))["s"].window.k == 2
 
 
 def test_a_near_device_is_waited_for_by_as_much_as_was_planned_with_and_never_beyond_a_part_of_a_step() -> None:
     near, far = decide(stats(rtt_ms=2.0))["s"], decide(stats(rtt_ms=100.0))["s"]
     assert 0.0 < near.window.draft_wait_ms <= 0.4 * 32.0
-    assert report_adapter.directive(near, LIMITS).draft_wait_ms >= near.window.draft_wait_ms
-    assert report_adapter.directive(far, LIMITS).draft_wait_ms == 0
+    assert window.directive(near, LIMITS).draft_wait_ms >= near.window.draft_wait_ms
+    assert window.directive(far, LIMITS).draft_wait_ms == 0
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_a_session_that_has_never_drafted_counts_as_streaming_and_is_not_slowed_
 
 
 def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
-    bounds = {
-        "everybody": WindowBounds(Window(2, 6)),
-        "b": WindowBounds(Window(0, 0)),
-        "new": WindowBounds(Window(3, 9), pinned=True),
-        "off": WindowBounds(Window(0, 0), pinned=True),
+    given = {
+        "everybody": bounds(k=2, depth=6),
+        "b": bounds(k=0, depth=0),
+        "new": bounds(k=3, depth=9, pinned=True),
+        "off": bounds(k=0, depth=0, pinned=True),
     }
     new = {"acceptance_history": b"", "committed": 3}
-    decided = decide(stats("a"), stats("b"), stats("new", **new), stats("off"), stats("newer", **new), **bounds)
+    decided = decide(stats("a"), stats("b"), stats("new", **new), stats("off"), stats("newer", **new), **given)
     assert 0 < decided["a"].window.k <= 2
     assert decided["a"].window.depth <= 6
     for session in ("b", "off"):
-        directive = report_adapter.directive(decided[session], LIMITS)
+        directive = window.directive(decided[session], LIMITS)
         assert directive.nodes_per_step == directive.window_nodes == directive.window_depth == 0
     assert (decided["new"].window.k, decided["new"].window.depth, decided["new"].reason) == (
         3,
@@ -138,7 +138,7 @@ def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
 
 
 def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_speculating() -> None:
-    decided = decide(stats("pinned", hit=0.0), stats("free"), pinned=WindowBounds(Window(4, 8), pinned=True))
+    decided = decide(stats("pinned", hit=0.0), stats("free"), pinned=bounds(k=4, depth=8, pinned=True))
     assert decided["free"].window.k > 0
 
 
@@ -146,9 +146,9 @@ def test_no_window_is_beyond_the_tickets_limits() -> None:
     few = SessionLimits(nodes=6, depth=5)
     for decided in (
         decide(stats(), limits=few),
-        decide(stats(), limits=few, s=WindowBounds(Window(99, 99), pinned=True)),
+        decide(stats(), limits=few, s=bounds(k=99, depth=99, pinned=True)),
     ):
-        directive = report_adapter.directive(decided["s"], few)
+        directive = window.directive(decided["s"], few)
         assert directive.window_depth <= 5
         assert max(directive.window_nodes, directive.nodes_per_step) <= 6
         assert decided["s"].window.depth * decided["s"].window.nodes_per_level <= 6
@@ -157,7 +157,7 @@ def test_no_window_is_beyond_the_tickets_limits() -> None:
 def test_a_window_stays_in_its_epoch_and_the_next_one_begins_anew() -> None:
     other = stats("other")
     best = decide(stats(), other)["s"]
-    near = replace(best, window=replace(best.window, k=12 if best.window.k > 12 else 16, depth=18))
+    near = pb.WindowDecision(session_id="s", epoch=5, window=pb.Window(k=12 if best.window.k > 12 else 16, depth=18))
     same, anew = (decide(stats(epoch=epoch), other, before={"s": near})["s"].window.k for epoch in (5, 6))
     assert same == near.window.k != best.window.k
     assert anew == best.window.k
@@ -235,7 +235,7 @@ async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(
     def broken(*_: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(report_adapter, "decide", broken)
+    monkeypatch.setattr(window, "decide", broken)
     answer = await coordinator.report("v1", [report(session)], **REPORTED)
     assert answer.known
     assert answer.public_keys
@@ -261,13 +261,13 @@ async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> No
 
 
 def latest(history: bytes) -> bytes:
-    return report_adapter.latest([history])[0]
+    return window.latest([history])[0]
 
 
 def test_observations_of_another_text_are_dropped_soon_and_those_of_the_same_one_kept() -> None:
     good, bad = (bytes(random.Random(1).choices((HIT, MISS), (share, 1.0 - share), k=200)) for share in (0.8, 0.15))
-    assert len(latest(good)) == report_adapter.RECENT
-    assert len(latest(good + bad[:8])) == report_adapter.RECENT
+    assert len(latest(good)) == window.RECENT
+    assert len(latest(good + bad[:8])) == window.RECENT
     turned = latest(good + bad[:40])
     assert len(turned) <= 48
     assert turned.count(HIT) / len(turned) < 0.35
@@ -284,5 +284,5 @@ def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_chance_alone_seldom_looks_like_another_text(share: float) -> None:
     rng = random.Random(2)
-    texts = [bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=report_adapter.RECENT)) for _ in range(300)]
-    assert sum(len(latest(text)) < report_adapter.RECENT for text in texts) <= 9
+    texts = [bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=window.RECENT)) for _ in range(300)]
+    assert sum(len(latest(text)) < window.RECENT for text in texts) <= 9

@@ -1,1 +1,0 @@
-"""Decide the speculation window of each session from what its verifier measured."""
