@@ -1,9 +1,9 @@
 """Order the verifiers that may take a session. The functions are pure: one snapshot in, one value out.
 
-`lua/place.lua` decides, since it sees true occupancy: of the first two verifiers in this order that have room, in the
-best tier that has any, it takes the one with the lesser load. It is two random choices, not the best of all, because
-every coordinator acts on figures a second old, and the best of all would get every session of that second
-(Mitzenmacher, "The power of two choices in randomized load balancing").
+Of the first two verifiers in this order that have room, in the best tier that has any, the one with the lesser load is
+taken. It is two random choices, not the best of all, because every coordinator acts on figures a second old, and the
+best of all would get every session of that second (Mitzenmacher, "The power of two choices in randomized load
+balancing"). Whether there is room is decided where the place is claimed (`store/lua/claim.lua`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from coordinator.records import PlacementRequest
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.wire.ticket import Target
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 Fleet = Mapping[str, Target]
 """The verifiers with a lease, by their ids."""
@@ -23,11 +24,33 @@ CHOICES = 2
 
 
 class Candidate(NamedTuple):
-    """A verifier as place.lua compares it with others."""
+    """A verifier that may take a session."""
 
     verifier_id: str
     failed: bool
     """It has failed this session."""
+
+
+class Room(NamedTuple):
+    """A verifier that has room for a session."""
+
+    verifier: pb.RegisterRequest
+    target: Target
+    failed: bool
+    """It has failed this session."""
+    load: float
+    """Share of its places that are taken."""
+
+    @property
+    def identity(self) -> tuple[str, tuple[str, str]]:
+        """Return what another verifier must serve, too, to take the session over."""
+        return self.target.name, self.target.weights
+
+
+def best(found: Sequence[Room]) -> Room | None:
+    """Return the least loaded of the first verifiers that have not failed the session, or else of the others."""
+    willing = [one for one in found if not one.failed] or found
+    return min(willing[:CHOICES], key=lambda one: one.load, default=None)
 
 
 def candidates(fleet: Fleet, request: PlacementRequest, draw: random.Random) -> list[Candidate]:

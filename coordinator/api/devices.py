@@ -24,7 +24,7 @@ from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.bounds import at_most, label, text
 from outrider.wire.codecs import MAX_TICKET_BYTES, limits_to_proto
-from outrider.wire.ticket import MAX_TARGET_TEXT, Claims, Target, target_to_proto
+from outrider.wire.ticket import MAX_TARGET_TEXT, Claims, Target, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc as stubs
 
@@ -151,7 +151,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         logs.note(session=claims.session_id)
         # A session without a prompt is a probe, of which a device may make one every few seconds, or fetches files.
         level = logging.INFO if request.prompt_tokens or claims.epoch_last else logging.DEBUG
-        log.log(level, "placed on %s with epochs from %d", placed.primary[0].verifier_id, placed.epoch)
+        log.log(level, "placed on %s with epochs from %d", placed.primary.verifier_id, placed.epoch)
         return await self._opened(claims, placed)
 
     async def _placed(self, claims: Claims, request: PlacementRequest) -> Placement:
@@ -182,20 +182,26 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         waiting = replace(claims, place_until_unix=0.0)
         return pb.OpenSessionResponse(
             session_id=claims.session_id,
-            target=target_to_proto(placed.primary[1]),
-            primary=self._grant(kept, *placed.primary, placed.epoch),
-            standby=self._grant(waiting, *placed.standby, placed.epoch + EPOCH_SPAN) if placed.standby else None,
+            target=placed.primary.target,
+            primary=self._grant(kept, placed.primary, placed.epoch),
+            standby=self._grant(waiting, placed.standby, placed.epoch + EPOCH_SPAN) if placed.standby else None,
             expires_unix=expires_unix,
             release_serial=await self.releases.serial(),
         )
 
-    def _grant(self, claims: Claims, grant: pb.Grant, target: Target, first: int) -> pb.Grant:
-        """Return the grant of a verifier with its ticket and limits."""
-        last = first + EPOCH_SPAN - 1
-        claims = replace(claims, audience=grant.verifier_id, epoch_first=first, epoch_last=last, target=target)
-        grant.ticket, grant.epoch_first, grant.epoch_last = self.keys.signer.sign(claims), first, last
-        grant.limits.CopyFrom(limits_to_proto(LIMITS))
-        return grant
+    def _grant(self, claims: Claims, verifier: pb.RegisterRequest, first: int) -> pb.Grant:
+        """Return the grant of a verifier with a ticket for these epochs."""
+        last, target = first + EPOCH_SPAN - 1, target_from_proto(verifier.target)
+        claims = replace(claims, audience=verifier.verifier_id, epoch_first=first, epoch_last=last, target=target)
+        return pb.Grant(
+            verifier_id=verifier.verifier_id,
+            address=verifier.address,
+            tls=verifier.tls,
+            ticket=self.keys.signer.sign(claims),
+            epoch_first=first,
+            epoch_last=last,
+            limits=limits_to_proto(LIMITS),
+        )
 
     async def _prior(self, workload: WorkloadKey) -> pb.Prior | None:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""

@@ -11,11 +11,12 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
 from coordinator.config import TICKET_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, revocations
-from coordinator.store.redis_store import RedisStore
+from coordinator.store.redis_store import Command, RedisStore, milliseconds
 from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -25,7 +26,7 @@ MAX_TENANTS = 4_096
 """Tenants that operators may create: a list of all is read at once."""
 MARKER = "has-tenants"
 """File in the state directory that is there once a tenant was created. Who wants none any more removes it."""
-_KEYS = (keys.TENANTS, keys.TENANT_KEYS)
+_RECORDS = (keys.TENANTS, keys.TENANT_LIMITS)
 
 
 class TenantKeys:
@@ -75,30 +76,45 @@ class TenantKeys:
         if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by this coordinator's settings; choose another name")
         key = f"outrider-{secrets.token_urlsafe(32)}"
-        own = quotas.written(limits) if limits else ""
-        touched, arguments = [*_KEYS, keys.TENANT_LIMITS], [name, digest(key).hex(), MAX_TENANTS, own]
-        made = await self._store.run("tenant_create", touched, arguments)
-        if made == "exists":
-            raise BadRequest(
-                f"tenant {name} exists, and its key is not kept; `outrider tenants revoke {name}` first for a new one"
-            )
-        if made == "full":
-            raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
+        hashed, own = digest(key).hex(), quotas.written(limits) if limits else None
+
+        def decide(known: Mapping[str, str], held: str | None, time: Any) -> tuple[Any, list[Command]]:
+            revoked = [one for one, written in known.items() if not _key_hash(written)]
+            if name in known and name not in revoked:
+                raise BadRequest(
+                    f"tenant {name} exists, and its key is not kept; `outrider tenants revoke {name}` first for a new"
+                    " one"
+                )
+            full = name not in known and len(known) >= MAX_TENANTS  # then those that were revoked are forgotten
+            if full and not revoked:
+                raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
+            commands: list[Command] = [("HDEL", record, *revoked) for record in _RECORDS if full]
+            commands += [("HSET", keys.TENANTS, name, f"{milliseconds(time)} 0 {hashed}")]
+            commands += [("HSET", keys.TENANT_KEYS, hashed, name)]
+            commands += [("HSET", keys.TENANT_LIMITS, name, own)] if own is not None else []
+            return (milliseconds(time), held if own is None else own), commands
+
+        reads = [("HGETALL", keys.TENANTS), ("HGET", keys.TENANT_LIMITS, name), ("TIME",)]
+        created_ms, held = await self._store.change("tenant_create", [keys.TENANTS], reads, decide)
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        created, held = made
         in_force = pb.TenantLimits(**asdict(quotas.limits_from(held, self._defaults)))
-        return pb.Tenant(name=name, created_unix=int(created) / 1000, limits=in_force, use=pb.TenantUse()), key
+        return pb.Tenant(name=name, created_unix=created_ms / 1000, limits=in_force, use=pb.TenantUse()), key
 
     async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> pb.Tenant:
         """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""
         configured = tenant_name(name) in self._configured
-        touched = [keys.TENANTS, keys.TENANT_LIMITS, keys.EXHAUSTED]
-        arguments = [name, int(configured), int(afresh), quotas.written(limits)]
-        if not await self._store.run("tenant_set", touched, arguments):
-            raise _no_tenant(name)
+
+        def decide(written: str | None, held: str | None) -> tuple[str | None, list[Command]]:
+            if not configured and written is None:
+                raise _no_tenant(name)
+            own = quotas.written(({} if afresh else quotas.own_limits(held)) | limits)
+            # The next report of its tokens brings it among the exhausted again, if it has to be there.
+            return written, [("HSET", keys.TENANT_LIMITS, name, own), ("ZREM", keys.EXHAUSTED, name)]
+
+        reads = [("HGET", keys.TENANTS, name), ("HGET", keys.TENANT_LIMITS, name)]
+        written = await self._store.change("tenant_set", _RECORDS, reads, decide)
         log.info("limits of tenant %s were set by an operator: %s%s", name, dict(limits), " alone" if afresh else "")
-        [written] = await self._store.call("tenant", [("HGET", keys.TENANTS, name)])
         [tenant] = await self._measured(
             [self._tenant(name, written) if written else pb.Tenant(name=name, configured=True)]
         )
@@ -110,12 +126,19 @@ class TenantKeys:
         Raises NotFound, or BadRequest for a tenant of the settings, whose key only they can take away.
         """
         [known] = await self._store.call("tenant", [("HGET", keys.TENANTS, tenant_name(name))])
-        if known and (hashed := known.rpartition(" ")[2]):
+        if known and (hashed := _key_hash(known)):
             # First, so that a key which is gone is never one whose tickets still serve.
             key_id = api_key_id(bytes.fromhex(hashed))
             await revocations.add(self._store, "api_key_id", key_id, keep_ms=TICKET_MS)
-        written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
-        if written:
+
+        def decide(written: str | None, time: Any) -> tuple[str | None, list[Command]]:
+            if written is None or not (hashed := _key_hash(written)):
+                return written, []
+            revoked = f"{written.partition(' ')[0]} {milliseconds(time)} "
+            return revoked, [("HDEL", keys.TENANT_KEYS, hashed), ("HSET", keys.TENANTS, name, revoked)]
+
+        reads = [("HGET", keys.TENANTS, name), ("TIME",)]
+        if written := await self._store.change("tenant_revoke", [keys.TENANTS], reads, decide):
             log.info("tenant %s was revoked by an operator", name)
             return self._tenant(name, written)
         if name in self._configured:
@@ -169,6 +192,11 @@ class TenantKeys:
             revoked_unix=int(revoked) / 1000,
             configured=name in self._configured,
         )
+
+
+def _key_hash(written: str) -> str:
+    """Return the hash of a tenant's key; "" if it was revoked."""
+    return written.rpartition(" ")[2]
 
 
 def _no_tenant(name: str) -> NotFound:

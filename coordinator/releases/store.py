@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from coordinator.releases.evidence import Arm, Arms
 from coordinator.releases.records import LifecycleState, ReleaseTrack
 from coordinator.store import keys
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, Command, RedisStore, milliseconds
 from outrider.artifacts import atomic_files
 from outrider.core.errors import Unavailable
 from outrider.core.telemetry import SessionTelemetry
@@ -81,9 +81,19 @@ class ReleaseStore:
     async def swap(self, before: ReleaseTrack, after: ReleaseTrack) -> bool:
         """Put a track in the place of another, which has the revision 0 if there is none. Returns False if something
         else is there by now."""
-        read = _TRACK.dump_json(before) if before.revision else ""
-        arguments = [after.weights, read, _TRACK.dump_json(after), int(before.states != after.states)]
-        return bool(await self._store.run("release_swap", [keys.RELEASES, keys.RELEASE_SERIAL], arguments))
+        read = _TRACK.dump_json(before).decode() if before.revision else ""
+        wanted, grows = _TRACK.dump_json(after).decode(), before.states != after.states
+
+        def decide(known: str | None, serial: str | None, time: Sequence[str]) -> tuple[bool, list[Command]]:
+            if (known or "") != read:
+                return known == wanted, []  # a caller whose reply was lost asks again
+            commands: list[Command] = [("HSET", keys.RELEASES, after.weights, wanted)]
+            if grows or not serial:
+                commands += [("SET", keys.RELEASE_SERIAL, max(1000 * milliseconds(time), int(serial or 0) + 1))]
+            return True, commands
+
+        reads = [("HGET", keys.RELEASES, after.weights), ("GET", keys.RELEASE_SERIAL), ("TIME",)]
+        return await self._store.change("release_swap", [keys.RELEASES, keys.RELEASE_SERIAL], reads, decide)
 
     async def sample(
         self,

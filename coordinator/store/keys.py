@@ -11,9 +11,6 @@ PREFIX = "outrider:v3:"
 FLEET = PREFIX + "fleet"
 """ZSET verifier id -> end of its lease (ms of Redis TIME)."""
 
-IDENTITIES = PREFIX + "identities"
-"""HASH verifier id -> identity of its target, JSON, of the verifiers of the fleet."""
-
 REVOKED = PREFIX + "revoked"
 """ZSET "session_id:<id>" or "api_key_id:<id>" -> when it was ordered (us of Redis TIME, no two the same). Entries go
 when the last ticket that they end has expired."""
@@ -26,7 +23,7 @@ TENANT_KEYS = PREFIX + "tenant-keys"
 """HASH hash of a key (SHA-256, hex) -> name of its tenant. Does not expire."""
 
 TENANT_LIMITS = PREFIX + "tenant-limits"
-"""HASH name of a tenant -> the limits that an operator has set (coordinator.store.quotas). Does not expire."""
+"""HASH name of a tenant -> the limits that an operator has set (pb.TenantLimits). Does not expire."""
 
 EXHAUSTED = PREFIX + "exhausted"
 """ZSET tenant that has had more tokens generated than its limit -> time when it may open sessions again (ms of Redis
@@ -61,7 +58,9 @@ def tenant_use(tenant: str) -> str:
 
 
 def verifier(verifier_id: str) -> str:
-    """Return the key of a HASH, which has a verifier's registration and last telemetry and expires with its lease."""
+    """Return the key of a HASH, which expires with a verifier's lease: `instance`, `registration`
+    (pb.RegisterRequest), `target` (pb.TargetIdentity), and of its last report `telemetry` (pb.VerifierTelemetry),
+    `live` (sessions) and `draining` (0 or 1)."""
     return f"{PREFIX}verifier:{verifier_id}"
 
 

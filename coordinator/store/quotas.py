@@ -2,7 +2,7 @@
 
 What a tenant has opened and generated is an amount each, of which the limit is taken off in a minute: a bucket that
 holds a minute's worth. It may overflow with tokens, which are counted when they have been generated. A session is
-counted first, then placed (`lua/place.lua`), and counted no longer if it could not be placed. Of a coordinator that
+counted first, then placed, and counted no longer if it could not be placed. Of a coordinator that
 dies between, one session too many counts, for a minute.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from coordinator.config import TenantLimits
-from coordinator.store import keys
+from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -28,6 +28,8 @@ RUNNING_MS = 60_000
 verifiers take to restart."""
 MOST_MOVES = 16
 """Moves after which a session is taken for a new one: otherwise its tenant could generate with it without end."""
+ASK_MS = 1_000
+"""A session that its tenant's places or its share of them do not allow may be asked for again after so long."""
 WAIT_MS = 3_000
 """A tenant that got no place is told to ask again in a second; so long it is taken to wait for one."""
 MOST_WAITING = 64
@@ -38,16 +40,20 @@ ATTACH_GRACES = 6
 """The record of a session that no device attaches to is kept for so many times as long as its place."""
 
 
-def written(limits: Mapping[str, int]) -> str:
-    """Return limits as Redis keeps them: one after the other, "-" for those that are the coordinator's."""
-    return " ".join(str(limits.get(name, "-")) for name in LIMITS)
+def written(limits: Mapping[str, int]) -> bytes:
+    """Return limits as Redis keeps them; those that are left out are the coordinator's."""
+    return pb.TenantLimits(**limits).SerializeToString()
 
 
-def limits_from(record: str | None, defaults: TenantLimits) -> TenantLimits:
-    """Return the limits that hold. record: those that an operator has set; None for none."""
-    own = dict(zip(LIMITS, (record or "").split(), strict=False))
-    set_here = {name: int(value) for name, value in own.items() if value.isdigit()}
-    return TenantLimits(**(asdict(defaults) | set_here))
+def own_limits(record: str | bytes | None) -> dict[str, int]:
+    """Return the limits that an operator has set, by name. record: as Redis keeps them; None for none."""
+    found = pb.TenantLimits.FromString(record if isinstance(record, bytes) else redis_codec.written(record))
+    return {field.name: value for field, value in found.ListFields()}
+
+
+def limits_from(record: str | bytes | None, defaults: TenantLimits) -> TenantLimits:
+    """Return the limits that hold."""
+    return TenantLimits(**(asdict(defaults) | own_limits(record)))
 
 
 def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:

@@ -1,79 +1,38 @@
-"""Convert records to what Redis keeps and back.
-
-Telemetry is kept as the bytes of its protobuf message, in base64, in the field `telemetry`. Beside it stand the fields
-that Lua scripts read:
-
-    verifier:<id>    instance, capacity, name, weights_hash, tokenizer_hash, live, draining
-                     (place.lua, report.lua, register.lua, update_verifier.lua)
-"""
+"""Read what Redis keeps. Protobuf messages are kept as their bytes, which the client decodes as text without loss."""
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from coordinator.records import Prior, WorkloadKey
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
-from outrider.wire.ticket import Target, target_to_proto
+from outrider.core.telemetry import SessionTelemetry
+from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2, telemetry_pb2
 
-_TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
 
-
-def registration_fields(registration: pb.RegisterRequest) -> list[Any]:
-    """Return the fields and values of the hash verifier:<id>, but for `instance`, which register.lua sets."""
-    target = registration.target
-    found = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity_sessions]
-    return found + [part for name in _TARGET for part in (name, getattr(target, name))]
-
-
-def grant(verifier_id: str, flat: Sequence[str]) -> tuple[pb.Grant, Target]:
-    """Return how a verifier is reached, and its target. flat: fields and values in turn, as a script returns a hash."""
-    record = dict(zip(flat[::2], flat[1::2], strict=True))
-    return pb.Grant(verifier_id=verifier_id, address=record["address"], tls=record["tls"] == "1"), _target(record)
-
-
-def _target(record: Mapping[str, str]) -> Target:
-    return Target(*(record.get(name, "") for name in _TARGET))
-
-
-def verifier_telemetry_fields(verifier: VerifierTelemetry) -> list[Any]:
-    """Return the fields and values that a report changes in the hash verifier:<id>."""
-    written = base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString())
-    return ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", written]
-
-
-def target_to_json(target: session_pb2.TargetIdentity) -> str:
-    return json.dumps([getattr(target, name) for name in _TARGET])
+def written(text: str | None) -> bytes:
+    """Return the bytes of a protobuf message as they were written. None was not written."""
+    return (text or "").encode("utf-8", "surrogateescape")
 
 
 @functools.lru_cache(maxsize=1_024)
-def target_from_json(written: str) -> Target:
+def target_from(text: str) -> Target:
     """Decode a target; most verifiers have the same one, which is decoded once."""
-    return Target(*json.loads(written))
+    return target_from_proto(session_pb2.TargetIdentity.FromString(written(text)))
 
 
-def session_text(session: SessionTelemetry) -> str:
-    """Return the telemetry in base64, without the acceptance history, which record_telemetry.lua adds to the prior."""
-    message = session_telemetry_to_proto(session)
-    message.ClearField("acceptance_history")
-    return base64.b64encode(message.SerializeToString()).decode()
-
-
-def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> pb.VerifierStatus:
+def verifier_status(record: Mapping[str, str], ttl_ms: int, cordon: int) -> pb.VerifierStatus:
+    registration = pb.RegisterRequest.FromString(written(record["registration"]))
     return pb.VerifierStatus(
-        verifier_id=verifier_id,
-        address=record["address"],
-        target=target_to_proto(_target(record)),
-        capacity_sessions=int(record["capacity"]),
+        verifier_id=registration.verifier_id,
+        address=registration.address,
+        target=registration.target,
+        capacity_sessions=registration.capacity_sessions,
         lease_s=max(ttl_ms, 0) / 1000,
         cordoned=bool(cordon),
-        telemetry=telemetry_pb2.VerifierTelemetry.FromString(base64.b64decode(record.get("telemetry", ""))),
+        telemetry=telemetry_pb2.VerifierTelemetry.FromString(written(record.get("telemetry"))),
     )
 
 
@@ -82,8 +41,8 @@ def session_status(
 ) -> pb.SessionStatus:
     """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
     of it, and `placed`, the hash session:<id>."""
-    written = base64.b64decode((reported or "").rpartition(" ")[2])
-    telemetry = telemetry_pb2.SessionTelemetry.FromString(written)
+    told = reported.split(" ", 3)[3] if reported else None  # behind what record_telemetry.lua keeps
+    telemetry = telemetry_pb2.SessionTelemetry.FromString(written(told))
     telemetry.session_id = session_id
     for field, name in (("tenant", "tenant"), ("draft_release", "draft"), ("traffic_class", "traffic")):
         setattr(telemetry, field, getattr(telemetry, field) or placed.get(name, ""))
@@ -120,12 +79,6 @@ def prior_from(record: Mapping[str, str]) -> Prior:
         float(record.get("draft_ms", 0)),
         float(record.get("nodes_per_level", 0)),
     )
-
-
-def written(text: str | None) -> bytes:
-    """Return the bytes of a protobuf message as they were written: the client decodes replies as text that keeps them.
-    None was not written."""
-    return (text or "").encode("utf-8", "surrogateescape")
 
 
 def bounds_from(found: Iterable[tuple[str, str | None]]) -> dict[str, pb.WindowBounds]:

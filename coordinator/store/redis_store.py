@@ -1,6 +1,7 @@
 """Run scripts and read commands on Redis. This is the only module that imports redis.
 
-Every write to more than one key is one Lua script, so it happens whole or not at all. Nothing in Redis is needed by a
+Every write to more than one key is one transaction (`change`) or, where many of them would meet at one key, one Lua
+script, so it happens whole or not at all. Nothing in Redis is needed by a
 live session, and everything there can be lost: verifiers register again, tickets carry what a resume needs, epochs
 start from the clock. While Redis is away every call raises Unavailable; the connection comes back by itself.
 """
@@ -10,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 try:
@@ -41,6 +42,10 @@ _AWAY = (
     exceptions.OutOfMemoryError,
 )
 _AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "MISCONF")
+ATTEMPTS = 16
+"""Attempts at a transaction: each fails only because another one went through."""
+Command = Sequence[Any]
+_R = TypeVar("_R")
 _IN_PIPELINE = "of pipeline caused error: "
 """How the client begins the reply to a command of a pipeline, which it gives as a tuple's text."""
 
@@ -86,7 +91,7 @@ class RedisStore:
         with self._counted(script):
             return await self._scripts[script](keys=keys, args=arguments)
 
-    async def call(self, operation: str, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    async def call(self, operation: str, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip, counted as `operation`, and return their replies. Raises Unavailable."""
         if not commands:
             return []
@@ -95,6 +100,33 @@ class RedisStore:
                 for command in commands:
                     pipe.execute_command(*command)
                 return list(await pipe.execute())
+
+    async def change(
+        self,
+        operation: str,
+        watched: Sequence[str],
+        reads: Sequence[Command],
+        decide: Callable[..., tuple[_R, Sequence[Command]]],
+    ) -> _R:
+        """Write what `decide` makes of the replies to `reads`, all of it unless a watched key changes meanwhile.
+
+        decide: takes the replies and returns a result and the commands that write, none to leave all as it is. If a
+        watched key has changed, it is called again with new replies. Counted as `operation`. Raises Unavailable.
+        """
+        with self._counted(operation):
+            for _ in range(ATTEMPTS):
+                async with self._redis.pipeline(transaction=True) as pipe:
+                    await pipe.watch(*watched)
+                    result, commands = decide(*[await pipe.execute_command(*command) for command in reads])
+                    if not commands:
+                        return result
+                    pipe.multi()
+                    for command in commands:
+                        pipe.execute_command(*command)
+                    with contextlib.suppress(exceptions.WatchError):
+                        await pipe.execute()
+                        return result
+        raise Unavailable(f"{watched[0]} changes all the time in the coordinator's store; ask again", retry_after_s=1.0)
 
     async def now_unix(self) -> float:
         """Return the time by Redis' clock, in seconds. Raises Unavailable."""
@@ -134,6 +166,19 @@ def _client(url: str, timeout_s: float) -> Any:
     options["retry"] = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
     pool = aioredis.BlockingConnectionPool.from_url
     return aioredis.Redis.from_pool(pool(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options))
+
+
+def milliseconds(time_reply: Sequence[Any]) -> int:
+    """Return the reply to TIME in milliseconds."""
+    seconds, micros = time_reply
+    return 1000 * int(seconds) + int(micros) // 1000
+
+
+def scored(reply: Sequence[Any]) -> list[tuple[str, int]]:
+    """Return the members and scores of a reply with scores: pairs, or one after the other by the older protocol."""
+    flat = bool(reply) and isinstance(reply[0], str)
+    pairs = zip(reply[::2], reply[1::2], strict=True) if flat else reply
+    return [(member, int(float(score))) for member, score in pairs]
 
 
 def without_credentials(url: str) -> str:

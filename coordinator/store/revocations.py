@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
+from coordinator.config import TICKET_MS
 from coordinator.store import keys
-from coordinator.store.redis_store import RedisStore
+from coordinator.store.redis_store import RedisStore, scored
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_REVOCATIONS = 65_536
@@ -21,13 +21,18 @@ async def add(store: RedisStore, kind: Literal["session_id", "api_key_id"], name
     await store.run("revoke", [keys.REVOKED], [f"{kind}:{name}", keep_ms, MAX_REVOCATIONS])
 
 
-def from_reply(reply: Sequence[str], ticket_ms: int) -> list[pb.Revocation]:
-    """Return the revocations of a script's reply, which has a time after each.
+async def since(store: RedisStore, seen: int) -> tuple[list[pb.Revocation], int]:
+    """Return what was revoked since a time (us), AT_ONCE at most, and the time of the last of them.
 
-    ticket_ms: milliseconds for which a ticket made now may be valid.
+    A time after the newest one's is of a store that has been lost: all are told again. Raises Unavailable.
     """
-    found = []
-    for written, at in zip(reply[::2], reply[1::2], strict=True):
+    later = ("ZRANGEBYSCORE", keys.REVOKED, f"({seen}", "+inf", "WITHSCORES", "LIMIT", 0, AT_ONCE)
+    commands = [later, ("ZRANGE", keys.REVOKED, -1, -1, "WITHSCORES")]
+    found, newest = map(scored, await store.call("revocations", commands))
+    if not found:
+        return await since(store, 0) if newest and seen > newest[0][1] else ([], seen)
+    revoked = []
+    for written, at in found:
         kind, _, name = written.partition(":")
-        found.append(pb.Revocation(**{kind: name}, until_unix=(int(at) / 1000 + ticket_ms) / 1000))
-    return found
+        revoked.append(pb.Revocation(**{kind: name}, until_unix=(at / 1000 + TICKET_MS) / 1000))
+    return revoked, found[-1][1]

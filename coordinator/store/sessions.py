@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from coordinator import placement
 from coordinator.config import TenantLimits
-from coordinator.placement import CHOICES, Candidate
+from coordinator.placement import Candidate
 from coordinator.records import PlacementRequest, Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
-from coordinator.store.redis_store import RedisStore
+from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
-from outrider.wire.ticket import Claims, Target
+from outrider.wire.ticket import Claims
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
 CANDIDATES_AT_ONCE = 32
-"""Verifiers that one atomic step looks at; the next batch is asked only if all of these are full."""
+"""Verifiers that are looked at together; the next ones only if all of these are full."""
 EPOCH_SPAN = 256
 """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
 
@@ -28,13 +29,34 @@ class Placement(NamedTuple):
 
     epoch: int
     """The first of the primary's range, which the standby's range follows directly."""
-    primary: tuple[pb.Grant, Target]
-    """How the verifier is reached, without a ticket yet, and its target."""
-    standby: tuple[pb.Grant, Target] | None
+    primary: pb.RegisterRequest
+    """The verifier as it has registered."""
+    standby: pb.RegisterRequest | None
     max_streams: int
     """The most streams that the tenant may have at a verifier; 0: any number."""
     until_unix: float
     """When the place is given back if no device attaches, in seconds by the store's clock."""
+
+
+class _Session(NamedTuple):
+    """Holds what is known of a session that is to be placed, and of its tenant."""
+
+    claims: Claims
+    request: PlacementRequest
+    reported: bool
+    """Whether any verifier has reported it."""
+    moves: bool
+    """Whether it runs, and goes on whatever its tenant has used."""
+    limits: TenantLimits
+    waiting: Sequence[str]
+    """Other tenants that wait for a place at the target, those that asked last."""
+    now_ms: int
+    """Time of the store."""
+
+    @property
+    def shares(self) -> bool:
+        """Return whether its tenant shares the places with others."""
+        return self.claims.api_key_id != ""
 
 
 class SessionStore:
@@ -44,13 +66,9 @@ class SessionStore:
         self._store = store
 
     async def place(
-        self,
-        claims: Claims,
-        request: PlacementRequest,
-        ranked: Sequence[Candidate],
-        defaults: TenantLimits,
+        self, claims: Claims, request: PlacementRequest, ranked: Sequence[Candidate], defaults: TenantLimits
     ) -> Placement | int:
-        """Place a session, name a standby and use up two ranges of epochs, in one step.
+        """Place a session, name a standby and use up two ranges of epochs.
 
         Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it, Overloaded if
         its tenant may not have another one now.
@@ -59,74 +77,117 @@ class SessionStore:
         greater than their last one. ranked: verifiers in the order of placement.candidates. defaults: limits of tenants
         for whom an operator has set no others.
         """
-        if not claims.api_key_id:
-            return await self._place(claims, request, ranked, TenantLimits(), (), quotas.RUNNING_MS)
-        tenant = claims.tenant
-        waiting = ("ZREVRANGE", keys.waiting(request.target), 0, quotas.MOST_WAITING - 1)
-        commands: list[tuple[Any, ...]] = [("HMGET", keys.TENANT_LIMITS, tenant), waiting]
-        if claims.epoch_last:
-            commands += [("HMGET", keys.session(claims.session_id), "live", "moves"), ("TIME",)]
-        [own], names, *moved = await self._store.call("placing", commands)
-        limits, ahead = quotas.limits_from(own, defaults), [name for name in names if name != tenant]
-        if moved:  # a session that a verifier has reported a moment ago is not opened, but moves
-            (live, moves), (now_s, _) = moved
-            moves_on = int(moves or 0) < quotas.MOST_MOVES
-            if moves_on and 1000 * int(now_s) - int(live or 0) < quotas.RUNNING_MS:
-                return await self._place(claims, request, ranked, limits, ahead, quotas.RUNNING_MS)
-        await quotas.count_open(self._store, tenant, limits)
+        commands: list[Command] = [("HMGET", keys.session(claims.session_id), "closed", "live", "moves"), ("TIME",)]
+        commands += [("HGET", keys.TENANT_LIMITS, claims.tenant)]
+        commands += [("ZREVRANGE", keys.waiting(request.target), 0, quotas.MOST_WAITING - 1, "WITHSCORES")]
+        (closed, live, moved), time, own, waiting = await self._store.call("placing", commands)
+        _raise_if_over(closed, claims.session_id)
+        now_ms, reported = milliseconds(time), int(live or 0)
+        limits = quotas.limits_from(own, defaults) if claims.api_key_id else TenantLimits()
+        others = [name for name, until in scored(waiting) if until > now_ms and name != claims.tenant]
+        moves = claims.epoch_last > 0 and int(moved or 0) < quotas.MOST_MOVES
+        moves = moves and reported > 0 and now_ms - reported < quotas.RUNNING_MS
+        session = _Session(claims, request, reported > 0, moves, limits, others, now_ms)
+        if moves or not session.shares:
+            return await self._place(session, ranked)
+        await quotas.count_open(self._store, claims.tenant, limits)
         placed: Placement | int = 0
         try:
-            placed = await self._place(claims, request, ranked, limits, ahead, 0)
+            placed = await self._place(session, ranked)
             return placed
         finally:
             if isinstance(placed, int):
-                await quotas.take_back(self._store, tenant)
+                await quotas.take_back(self._store, claims.tenant)
 
-    async def _place(
-        self,
-        claims: Claims,
-        request: PlacementRequest,
-        ranked: Sequence[Candidate],
-        limits: TenantLimits,
-        waiting: Sequence[str],
-        running_ms: int,
-    ) -> Placement | int:
-        """Place the session.
-
-        waiting: other tenants that have asked for a place at the target last. running_ms: time after its last report in
-        which the session moves, and does not begin.
-        """
-        session_id, tenant, shares = claims.session_id, claims.tenant, claims.api_key_id != ""
+    async def _place(self, session: _Session, ranked: Sequence[Candidate]) -> Placement | int:
+        """Place the session on the best of the first candidates that have room."""
         alive = 0
         for start in range(0, len(ranked), CANDIDATES_AT_ONCE):
-            those = ranked[start : start + CANDIDATES_AT_ONCE]
-            touched = [keys.session(session_id), keys.waiting(request.target)]
-            touched += [keys.tenant_places(name) for name in (tenant, *waiting)]
-            name = "" if request.weights else request.target  # weights bind, names may change
-            arguments: list[Any] = [session_id, tenant, claims.epoch_last, EPOCH_SPAN, ATTACH_GRACE_MS]
-            arguments += [quotas.ATTACH_GRACES * ATTACH_GRACE_MS, CHOICES, name, *(request.weights or ("", ""))]
-            arguments += [request.draft, request.traffic, int(shares), limits.max_places, running_ms]
-            arguments += [
-                int(start + len(those) == len(ranked)),
-                quotas.WAIT_MS,
-                request.device_id,
-                len(waiting),
-                *waiting,
-            ]
-            for verifier_id, failed in those:
-                touched += [key(verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
-                arguments += [verifier_id, int(failed)]
-            reply = await self._store.run("place", touched, arguments)
-            if reply[0]:
-                return _placement(reply, limits)
-            if reply[1] == -3:
-                raise quotas.refusal(tenant, *reply[2:])
-            if reply[1] == -2:
-                raise PermissionDenied(f"the device has closed session {short_id(session_id)}; open a new one")
-            if reply[1] == -1:
-                raise Killed(f"an operator has ended session {short_id(session_id)}; it cannot be resumed")
-            alive += int(reply[1])
+            found, open_to_it = await self._looked_at(session, ranked[start : start + CANDIDATES_AT_ONCE])
+            alive += found
+            while (primary := placement.best(open_to_it)) is not None:
+                open_to_it = [one for one in open_to_it if one is not primary]
+                same = [one for one in open_to_it if one.identity == primary.identity]
+                if placed := await self._claimed(session, primary, placement.best(same)):
+                    return placed
+        if session.shares and alive:
+            await self._wait(session)
         return alive
+
+    async def _looked_at(self, session: _Session, candidates: Sequence[Candidate]) -> tuple[int, list[placement.Room]]:
+        """Return how many of these candidates are alive, and those that have room. Raises Overloaded if the session's
+        tenant gets no further place.
+
+        Occupancy is the number of placements, or what the verifier reports if that is more.
+        """
+        session_id, tenants = session.claims.session_id, (session.claims.tenant, *session.waiting)
+        since, reads = f"({session.now_ms}", list[Command]()
+        for name, _ in candidates:
+            reads += [("HMGET", keys.verifier(name), "registration", "target", "live", "draining")]
+            reads += [("ZCOUNT", keys.placements(name), since, "+inf"), ("ZSCORE", keys.placements(name), session_id)]
+            reads += [("EXISTS", keys.cordon(name))]
+        reads += [("ZSCORE", keys.tenant_places(tenants[0]), session_id)]
+        reads += [("ZCOUNT", keys.tenant_places(name), since, "+inf") for name in tenants]
+        replies = await self._store.call("candidates", reads)
+        held, places, *of_others = replies[4 * len(candidates) :]
+        if session.shares:
+            places -= held is not None
+            if 0 < session.limits.max_places <= places:
+                raise quotas.refusal(session.claims.tenant, "places", session.limits.max_places, quotas.ASK_MS)
+        alive, found = 0, []
+        for i, (_, failed) in enumerate(candidates):
+            (registered, target, live, draining), used, place, cordoned = replies[4 * i : 4 * i + 4]
+            if registered is None or not placement.fits(redis_codec.target_from(target), session.request):
+                continue
+            alive += 1
+            verifier = pb.RegisterRequest.FromString(redis_codec.written(registered))
+            load = max(used, int(live or 0)) / verifier.capacity_sessions
+            if draining != "1" and (place is not None or (load < 1.0 and not cordoned)):
+                found.append(placement.Room(verifier, redis_codec.target_from(target), failed, load))
+        # Of tenants that want more, the one with the least gets the next place (max-min fairness).
+        if session.shares and not session.moves and found and any(count < places for count in of_others):
+            await self._wait(session)
+            raise quotas.refusal(session.claims.tenant, "share", places, quotas.ASK_MS)
+        return alive, found
+
+    async def _claimed(
+        self, session: _Session, primary: placement.Room, standby: placement.Room | None
+    ) -> Placement | None:
+        """Take a place and two ranges of epochs, with one script; return None if others were quicker."""
+        claims, request, name = session.claims, session.request, primary.verifier.verifier_id
+        facts = {
+            "tenant": claims.tenant,
+            "verifier": name,
+            "standby": standby.verifier.verifier_id if standby else "",
+            "weights": primary.target.weights_hash,
+        }
+        facts |= {"draft": request.draft, "traffic": request.traffic} if request.draft else {}
+        facts |= {"device": request.device_id} if request.device_id else {}
+        touched = [keys.session(claims.session_id), keys.placements(name), keys.tenant_places(claims.tenant)]
+        arguments = [claims.session_id, primary.verifier.capacity_sessions, int(session.shares)]
+        arguments += [session.limits.max_places, ATTACH_GRACE_MS, quotas.ATTACH_GRACES * ATTACH_GRACE_MS]
+        arguments += [claims.epoch_last, EPOCH_SPAN, *(part for fact in facts.items() for part in fact)]
+        epoch, ends_ms, refused = await self._store.run("claim", touched, arguments)
+        if refused == "places":
+            raise quotas.refusal(claims.tenant, "places", session.limits.max_places, quotas.ASK_MS)
+        if refused == "full":
+            return None
+        _raise_if_over(refused, claims.session_id)
+        streams = [limit for limit in (session.limits.max_streams, session.limits.max_places) if limit]
+        return Placement(
+            int(epoch),
+            primary.verifier,
+            standby.verifier if standby else None,
+            min(streams, default=0),  # no more streams than places
+            int(ends_ms) / 1000,
+        )
+
+    async def _wait(self, session: _Session) -> None:
+        """Keep that the session's tenant wants a place."""
+        key, now_ms = keys.waiting(session.request.target), session.now_ms
+        commands: list[Command] = [("ZREMRANGEBYSCORE", key, "-inf", now_ms)]
+        commands += [("ZADD", key, now_ms + quotas.WAIT_MS, session.claims.tenant), ("PEXPIRE", key, quotas.WAIT_MS)]
+        await self._store.call("waiting", commands)
 
     async def close(self, claims: Claims, *, keep_ms: int) -> None:
         """Forget a session and free its place on the verifier that its ticket names and on those that may serve it.
@@ -148,11 +209,20 @@ class SessionStore:
             await self._end(session_id, tenant or "", verifier_ids, "killed", keep_ms)
         return verifier_ids
 
-    async def _end(self, session_id: str, tenant: str, verifier_ids: Iterable[str], how: str, keep_ms: int) -> None:
-        touched = [keys.session(session_id), keys.tenant_places(tenant)]
-        for name in verifier_ids:
-            touched += [keys.placements(name), keys.telemetry(name)]
-        await self._store.run("close", touched, [session_id, how, keep_ms])
+    async def _end(self, session_id: str, tenant: str, verifier_ids: Collection[str], how: str, keep_ms: int) -> None:
+        """Forget a session, but for how it ended, and free its place. What was killed stays so."""
+        record = keys.session(session_id)
+
+        def decide(closed: str | None) -> tuple[None, list[Command]]:
+            if closed == "killed" and how != "killed":
+                return None, []
+            commands: list[Command] = [("ZREM", keys.tenant_places(tenant), session_id)]
+            for name in verifier_ids:
+                commands += [("ZREM", keys.placements(name), session_id), ("HDEL", keys.telemetry(name), session_id)]
+            commands += [("DEL", record), ("HSET", record, "closed", how), ("PEXPIRE", record, keep_ms)]
+            return None, commands
+
+        await self._store.change("close", [record], [("HGET", record, "closed")], decide)
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the verifiers that may serve a session: the one that reports it, then the one of its placement."""
@@ -246,14 +316,9 @@ class WindowStore:
         return {key: redis_codec.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}
 
 
-def _placement(reply: Sequence[Any], limits: TenantLimits) -> Placement:
-    """Decode the reply of place.lua."""
-    epoch, primary, record, standby, standby_record, ends = reply
-    streams = [limit for limit in (limits.max_streams, limits.max_places) if limit]
-    return Placement(
-        int(epoch),
-        redis_codec.grant(primary, record),
-        redis_codec.grant(standby, standby_record) if standby else None,
-        min(streams, default=0),  # no more streams than places
-        int(ends) / 1000,
-    )
+def _raise_if_over(how: str | None, session_id: str) -> None:
+    """Raise what tells of a session that has ended. how: "killed" or "closed"; nothing of one that goes on."""
+    if how == "killed":
+        raise Killed(f"an operator has ended session {short_id(session_id)}; it cannot be resumed")
+    if how == "closed":
+        raise PermissionDenied(f"the device has closed session {short_id(session_id)}; open a new one")

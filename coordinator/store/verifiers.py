@@ -7,13 +7,15 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from coordinator.config import SESSION_MS, TICKET_MS, CoordinatorConfig
+from coordinator.config import SESSION_MS, CoordinatorConfig
 from coordinator.records import WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, Command, RedisStore, milliseconds, scored
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -57,12 +59,25 @@ class VerifierStore:
 
     async def register(self, registration: pb.RegisterRequest, lease_ms: int) -> bool:
         """Start a lease. Return True if it replaced a live instance of the same id."""
-        name = registration.verifier_id
-        identity = redis_codec.target_to_json(registration.target)
-        arguments = [name, registration.instance, lease_ms, identity, *redis_codec.registration_fields(registration)]
-        replaced = await self._store.run("register", _lease_keys(name), arguments)
+        name, key = registration.verifier_id, keys.verifier(registration.verifier_id)
+        record: list[Any] = ["instance", registration.instance, "registration", registration.SerializeToString()]
+        record += ["target", registration.target.SerializeToString()]
+
+        def decide(instance: str | None, time: Sequence[str]) -> tuple[bool, list[Command]]:
+            now_ms = milliseconds(time)
+            replaced = instance is not None and int(instance) != registration.instance
+            return replaced, [
+                *([("DEL", keys.placements(name))] if replaced else []),  # its sessions died with it
+                ("DEL", key),
+                ("HSET", key, *record),
+                ("PEXPIRE", key, lease_ms),
+                ("ZREMRANGEBYSCORE", keys.FLEET, "-inf", now_ms),
+                ("ZADD", keys.FLEET, now_ms + lease_ms, name),
+            ]
+
+        replaced = await self._store.change("register", [key], [("HGET", key, "instance"), ("TIME",)], decide)
         self._fleet[name], self._read_at = target_from_proto(registration.target), -math.inf
-        return bool(replaced)
+        return replaced
 
     async def report(
         self,
@@ -79,20 +94,22 @@ class VerifierStore:
         target = self._fleet.get(verifier_id) or (await self.fleet()).get(verifier_id)
         if target is None:
             return None
-        arguments = [request.revocations_seen, revocations.AT_ONCE, quotas.MOST_EXHAUSTED, *tokens]
-        touched = [keys.REVOKED, keys.EXHAUSTED, keys.BOUNDS, keys.TENANT_LIMITS]
-        reply, news = await asyncio.gather(
+        news: list[Command] = [("GET", keys.BOUNDS)]
+        news += [("ZREVRANGE", keys.EXHAUSTED, 0, quotas.MOST_EXHAUSTED - 1, "WITHSCORES")]
+        news += [("HMGET", keys.TENANT_LIMITS, *tokens)] if tokens else []
+        reply, (default_bounds, used_up, *limits), (revoked, seen) = await asyncio.gather(
             self._renewed(target.name, request, verifier, sessions, config),
-            self._store.run("news", touched, arguments),
+            self._store.call("news", news),
+            revocations.since(self._store, request.revocations_seen),
         )
         if not reply[0]:
             self._fleet.pop(verifier_id, None)  # it may have another target by now
             return None
         _, drain, fresh, contended, now_ms, facts = reply
-        revoked, exhausted, default_bounds, limits = news
+        exhausted = [name for name, until in scored(used_up) if until >= int(now_ms)]
         if tokens and (fresh or not request.tokens_sequence):
             own = {
-                name: quotas.limits_from(one, config.tenant_limits) for name, one in zip(tokens, limits, strict=True)
+                name: quotas.limits_from(one, config.tenant_limits) for name, one in zip(tokens, *limits, strict=True)
             }
             exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)
         known = list(zip(sessions, json.loads(facts), strict=True))
@@ -103,8 +120,8 @@ class VerifierStore:
             known=True,
             drain=bool(drain),
             closed=[session.session_id for session, (state, *_) in known if state == "closed"],
-            revocations=revocations.from_reply(revoked, TICKET_MS),
-            revocations_seen=int(revoked[-1]) if revoked else request.revocations_seen,
+            revocations=revoked,
+            revocations_seen=seen,
             store_unix=int(now_ms) / 1000,
             contended=bool(contended),
             exhausted_tenants=exhausted,
@@ -122,14 +139,22 @@ class VerifierStore:
         config: CoordinatorConfig,
     ) -> list[Any]:
         """Return the reply of report.lua. target: its name."""
-        verifier_id, fields = request.verifier_id, redis_codec.verifier_telemetry_fields(verifier)
+        verifier_id = request.verifier_id
+        telemetry = verifier_telemetry_to_proto(verifier).SerializeToString()
+        fields = ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", telemetry]
         batch = request.tokens_sequence if request.tenant_tokens else 0
         tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
         arguments = [verifier_id, request.instance, config.lease_ms, SESSION_MS, RENEW_MS, batch, quotas.USE_MS]
         epochs, of = [f"{one.epoch:020d}" for one in sessions], [tenants.get(one.tenant, 0) for one in sessions]
         told = json.dumps([[one.session_id for one in sessions], epochs, of])
         arguments += [len(fields), len(tenants), *fields, *tenants, told]
-        touched = [*_lease_keys(verifier_id)[:3], keys.cordon(verifier_id), keys.telemetry(verifier_id)]
+        touched = [
+            keys.verifier(verifier_id),
+            keys.placements(verifier_id),
+            keys.FLEET,
+            keys.cordon(verifier_id),
+            keys.telemetry(verifier_id),
+        ]
         touched += [keys.waiting(target), keys.counted(verifier_id)]
         touched += [keys.tenant_places(name) for name in tenants]
         touched += [keys.session(one.session_id) for one in sessions]
@@ -146,31 +171,41 @@ class VerifierStore:
         """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads."""
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             written: list[list[Any]] = []
+            messages: list[bytes] = []
             priors: dict[WorkloadKey, int] = {}
             for s in sessions[start : start + SESSIONS_AT_ONCE]:
                 # A digit for each position. What a lossy rule accepts is no prior for others.
                 workload = None if s.lossy else workloads.get(s.session_id)
                 number = priors.setdefault(workload, len(priors) + 1) if workload else 0
                 history = s.acceptance_history.translate(_DIGITS).decode() if workload else ""
-                message = redis_codec.session_text(s)
-                told = [s.session_id, f"{s.epoch:020d}", message, s.committed, history, s.draft_ms, s.nodes_per_level]
+                told = [s.session_id, f"{s.epoch:020d}", s.committed, history, s.draft_ms, s.nodes_per_level]
                 written.append([*told, number])
-            arguments = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS, json.dumps(written)]
+                messages.append(session_telemetry_to_proto(replace(s, acceptance_history=b"")).SerializeToString())
+            arguments = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS, json.dumps(written), *messages]
             touched = [keys.telemetry(verifier_id), *map(keys.prior, priors)]
             await self._store.run("record_telemetry", touched, arguments)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
-        left = await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance])
+        key = keys.verifier(verifier_id)
+
+        def decide(held: str | None) -> tuple[bool, list[Command]]:
+            if held is None or int(held) != instance:
+                return False, []
+            return True, [("DEL", key, keys.placements(verifier_id)), ("ZREM", keys.FLEET, verifier_id)]
+
+        left = await self._store.change("deregister", [key], [("HGET", key, "instance")], decide)
         self._read_at = -math.inf
-        return bool(left)
+        return left
 
     async def fleet(self) -> dict[str, Target]:
         """Return the target of each verifier with a valid lease, by id, in order."""
         begun = time.monotonic()
-        lines = sorted((await self._store.run("live_verifiers", [keys.FLEET, keys.IDENTITIES], [])).splitlines())
-        found = [line.partition(" ") for line in lines]
-        self._fleet, self._read_at = {name: redis_codec.target_from_json(text) for name, _, text in found}, begun
+        [ids] = await self._store.call("fleet", [("ZRANGE", keys.FLEET, 0, -1)])
+        targets = await self._store.call("fleet", [("HGET", keys.verifier(name), "target") for name in sorted(ids)])
+        found = zip(sorted(ids), targets, strict=True)  # a record is gone with its lease
+        self._fleet = {name: redis_codec.target_from(text) for name, text in found if text}
+        self._read_at = begun
         return self._fleet
 
     async def fleet_within(self, age_s: float) -> dict[str, Target]:
@@ -192,18 +227,24 @@ class VerifierStore:
             )
         ]
         replies = await self._store.call("verifiers", commands)
-        found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
-        return [
-            redis_codec.verifier_status(verifier_id, record, ttl_ms, cordon)
-            for verifier_id, record, ttl_ms, cordon in found
-            if record
-        ]
+        found = zip(replies[::3], replies[1::3], replies[2::3], strict=True)
+        return [redis_codec.verifier_status(record, ttl_ms, cordon) for record, ttl_ms, cordon in found if record]
 
     async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
-        """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id."""
-        touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
-        return bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
+        """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id.
 
+        A cordon holds for the verifier's id, whatever registers under it; a drain is for the instance that is
+        registered now. keep_ms: milliseconds for which the cordon is kept after the last report.
+        """
+        cordon = keys.cordon(verifier_id)
 
-def _lease_keys(verifier_id: str) -> list[str]:
-    return [keys.verifier(verifier_id), keys.placements(verifier_id), keys.FLEET, keys.IDENTITIES]
+        def decide(instance: str | None, known: str | None) -> tuple[bool, list[Command]]:
+            if action == "uncordon":
+                return instance is not None or known is not None, [("DEL", cordon)]
+            if instance is None:
+                return False, []
+            stands = instance if action == "drain" else known or ""  # a drain stands
+            return True, [("SET", cordon, stands, "PX", keep_ms)]
+
+        reads = [("HGET", keys.verifier(verifier_id), "instance"), ("GET", cordon)]
+        return await self._store.change("update_verifier", [cordon], reads, decide)

@@ -253,7 +253,7 @@ async def test_a_created_tenant_has_its_limits_at_once_and_keeps_them_under_a_ne
     await admin.RevokeTenant(pb.RevokeTenantRequest(name="dora"))
     assert (await admin.CreateTenant(pb.CreateTenantRequest(name="dora"))).tenant.limits.max_places == 3
     assert (await tenants.shown("dora")).limits.max_places == 3
-    assert store.hget(keys.TENANT_LIMITS, "dora") == "3 - - -"
+    assert store.hget(keys.TENANT_LIMITS, "dora") == pb.TenantLimits(max_places=3).SerializeToString().decode()
 
 
 async def test_a_flood_that_is_refused_leaves_nothing_in_redis(tenants, refused):

@@ -8,9 +8,9 @@
 --
 -- KEYS: 1 telemetry:<verifier> HASH, then prior:<workload key> HASH of each workload key
 -- ARGV: 1 ms to keep the telemetry, 2 most positions of a report's history, 3 most outcomes of a workload key, 4 ms to keep
---       them, 5 JSON of a list for each session: its id, epoch (20 digits), telemetry, committed, acceptance history (one digit each, the last
---       one the newest; '' if the session has no workload key), draft ms, nodes per level, number of its workload key
---       among those of KEYS (0 none)
+--       them, 5 JSON of a list for each session: its id, epoch (20 digits), committed, acceptance history (one digit each,
+--       the last one the newest; '' if the session has no workload key), draft ms, nodes per level, number of its workload
+--       key among those of KEYS (0 none); then the telemetry of each session
 local WINDOW, KEPT = tonumber(ARGV[2]), tonumber(ARGV[3])
 local told = cjson.decode(ARGV[5])
 local sessions = #told
@@ -39,7 +39,7 @@ for i = 1, sessions do
 end
 local known = sessions > 0 and redis.call('HMGET', KEYS[1], unpack(ids)) or {}
 for i = 1, sessions do
-  local id, epoch, telemetry, committed, history, draft_ms, per_level, of = unpack(told[i])
+  local id, epoch, committed, history, draft_ms, per_level, of = unpack(told[i])
   -- "epoch, outcomes of this window that were added, the window's first position, telemetry"
   local last, folded, window = string.match(known[i] or '', '^(%d+) (%d+) (%d+) ')
   local same = last == epoch
@@ -55,7 +55,7 @@ for i = 1, sessions do
     folded = #history
   end
   written[#written + 1] = id
-  written[#written + 1] = string.format('%s %.0f %.0f %s', epoch, folded, window, telemetry)
+  written[#written + 1] = string.format('%s %.0f %.0f ', epoch, folded, window) .. ARGV[5 + i]
 end
 if sessions > 0 then
   redis.call('HSET', KEYS[1], unpack(written))
