@@ -6,7 +6,6 @@ Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,24 +36,6 @@ LIMITS = SessionLimits()
 """Limits of every session; windows stay below."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
-
-
-@dataclass(frozen=True)
-class TenantLimits:
-    """The most that one tenant may use; 0 is no limit."""
-
-    max_places: int = 0
-    """Places on verifiers at once."""
-    opens_per_minute: int = 0
-    """Sessions that are opened; as many at once after a minute without any."""
-    tokens_per_minute: int = 0
-    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
-    max_streams: int = 0
-    """Streams at once at one verifier."""
-
-
-GREATEST_LIMITS = TenantLimits(1_000_000, 1_000_000, 1_000_000_000, 1_000_000)
-"""Bounds of tenants' limits."""
 
 
 class CoordinatorConfig(BaseSettings):
@@ -97,19 +78,6 @@ class CoordinatorConfig(BaseSettings):
     """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
     loopback may start without tenants, since operators can create them."""
 
-    tenant_max_places: int = Field(0, ge=0, le=GREATEST_LIMITS.max_places)
-    """The most places that one tenant's sessions hold at once; 0 is no limit. This and the next three are for tenants
-    whose callers show a key, and hold where `outrider tenants set` says nothing else. While others wait, a tenant with
-    more places than they have gets no further one in any case."""
-    tenant_opens_per_minute: int = Field(6_000, ge=0, le=GREATEST_LIMITS.opens_per_minute)
-    """The most sessions that one tenant opens in a minute, or at once after a minute without any; 0 is no limit. It
-    bounds what a flood costs the coordinator, and the memory of Redis."""
-    tenant_tokens_per_minute: int = Field(0, ge=0, le=GREATEST_LIMITS.tokens_per_minute)
-    """Tokens per minute that one tenant may have generated; 0 is no limit. Beyond it no session is opened until the
-    average is kept again; live sessions finish."""
-    tenant_max_streams: int = Field(0, ge=0, le=GREATEST_LIMITS.max_streams)
-    """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
-
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)
     """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each. Five lost
     reports, or five seconds, end a verifier's lease."""
@@ -119,9 +87,8 @@ class CoordinatorConfig(BaseSettings):
 
     recording_share: float = Field(0.0, ge=0, le=1)
     """Share of the sessions, from 0 to 1, whose produced text verifiers may record, in a cluster without tenants. With
-    tenants each has its own, `[recording.NAME]` in the tenants file; nothing is recorded of tenants without one."""
-    recording_keep_days: float = Field(30.0, gt=0, le=3_650)
-    """Days for which a record is kept at most."""
+    tenants each has its own, `[recording.NAME]` in the tenants file; nothing is recorded of tenants without one. A
+    record is kept for 30 days."""
     recording_prompts: bool = False
     """Whether prompts may be recorded too: a consent of its own, since users wrote them."""
 
@@ -136,11 +103,6 @@ class CoordinatorConfig(BaseSettings):
     accepts every publisher with the admin token; devices decide for themselves which keys they trust."""
     canary_share: float = Field(0.25, gt=0, lt=1)
     """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
-    canary_bound: float = Field(0.05, gt=0, lt=1)
-    """A canary whose acceptance is worse by this much, from 0 to 1, is rolled back; one that is as good as the release
-    beside it becomes stable; one between may do either."""
-    canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
-    """Seconds after which a canary that is still undecided is rolled back."""
     canary_tenants: int = Field(3, ge=1, le=64)
     """Tenants whose sessions must take part before a trial decides by itself, since any one may lie; with fewer you
     promote or roll back. 1 trusts every tenant. Without tenants it is 1."""
@@ -167,16 +129,6 @@ class CoordinatorConfig(BaseSettings):
     def tls(self) -> ServerTls | None:
         """Return certificate and key for `channels.bind`; None without TLS."""
         return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert and self.tls_key else None
-
-    @property
-    def tenant_limits(self) -> TenantLimits:
-        """Return the limits of tenants for whom an operator has set no others."""
-        return TenantLimits(
-            self.tenant_max_places,
-            self.tenant_opens_per_minute,
-            self.tenant_tokens_per_minute,
-            self.tenant_max_streams,
-        )
 
     @property
     def lease_ms(self) -> int:

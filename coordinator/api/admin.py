@@ -11,8 +11,9 @@ import time
 
 from coordinator.api.authentication import Caller, tenant_name
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
-from coordinator.config import GREATEST_LIMITS, SESSION_MS, TICKET_MS
+from coordinator.config import SESSION_MS, TICKET_MS
 from coordinator.releases.records import LifecycleState, Release, ReleaseAction
+from coordinator.store import quotas
 from coordinator.store.redis_store import SESSIONS_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.text import short_id
@@ -210,7 +211,7 @@ def _limits(limits: pb.TenantLimits) -> dict[str, int]:
     """Return the limits that are to be set, by their names."""
     found: dict[str, int] = {field.name: value for field, value in limits.ListFields()}  # a 0 that is given, too
     for name, value in found.items():
-        at_most(f"limits.{name}", value, getattr(GREATEST_LIMITS, name))
+        at_most(f"limits.{name}", value, getattr(quotas.GREATEST_LIMITS, name))
     return found
 
 

@@ -168,7 +168,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
                 refused = error
                 continue
             ranked = placement.candidates(fleet, named, self._draw)
-            placed = await self.sessions.place(claims, named, ranked, self.config.tenant_limits)
+            placed = await self.sessions.place(claims, named, ranked)
             if not isinstance(placed, int):
                 return placed
             refused = placement.refusal(fleet, named, placed)

@@ -43,7 +43,6 @@ class TenantKeys:
         self._lost = False
         """Whether there were tenants, and Redis knows none."""
         self._store = store
-        self._defaults = config.tenant_limits
         self._configured = configured
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
@@ -98,7 +97,7 @@ class TenantKeys:
         created_ms, held = await self._store.change("tenant_create", [keys.TENANTS], reads, decide)
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        in_force = pb.TenantLimits(**asdict(quotas.limits_from(held, self._defaults)))
+        in_force = pb.TenantLimits(**asdict(quotas.limits_from(held)))
         return pb.Tenant(name=name, created_unix=created_ms / 1000, limits=in_force, use=pb.TenantUse()), key
 
     async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> pb.Tenant:
@@ -165,7 +164,7 @@ class TenantKeys:
 
     async def _measured(self, tenants: Sequence[pb.Tenant]) -> list[pb.Tenant]:
         """Return the tenants with their limits and what they use."""
-        found = await quotas.find(self._store, [tenant.name for tenant in tenants], self._defaults)
+        found = await quotas.find(self._store, [tenant.name for tenant in tenants])
         for tenant in tenants:
             limits, use = found[tenant.name]
             tenant.MergeFrom(pb.Tenant(limits=pb.TenantLimits(**asdict(limits)), use=use))

@@ -275,7 +275,7 @@ def _add_tenants(verbs: Any) -> None:
     created.add_argument("tenant", metavar="TENANT", help="1 to 64 letters, digits, '.', '_' or '-'")
     limited = _query(verbs, "set", "tenants.set_limits", "set what it may use; 0 is no limit")
     limited.add_argument("tenant", metavar="TENANT", help="name of the tenant")
-    text = "have the limits of the coordinator's settings again, but for those that are given here"
+    text = "have the usual limits again, but for those that are given here"
     limited.add_argument("--defaults", action="store_true", help=text)
     for flag, text in (
         ("--max-places", "places on verifiers at once"),
@@ -283,7 +283,7 @@ def _add_tenants(verbs: Any) -> None:
         ("--tokens-per-minute", "tokens generated; above it, it opens no session until the average is kept"),
         ("--max-streams", "streams at once at one verifier"),
     ):
-        _option(created, flag, "N", text, "the coordinator's", kind=_number(int, 0, MAX_LIMIT))
+        _option(created, flag, "N", text, "the usual one", kind=_number(int, 0, MAX_LIMIT))
         _option(limited, flag, "N", text, "as it is", kind=_number(int, 0, MAX_LIMIT))
     _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
     revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")

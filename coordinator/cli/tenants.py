@@ -33,7 +33,7 @@ async def create(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def set_limits(options: argparse.Namespace, call: AdminCall) -> Result:
-    """Set limits of a tenant, or have those of the coordinator's settings again. Raises BadRequest if none is named."""
+    """Set limits of a tenant, or have the usual ones again. Raises BadRequest if none is named."""
     limits = _limits(options)
     if not options.defaults and not limits.ListFields():
         raise BadRequest("no limit is named; give one, such as --max-places 8, or --defaults")

@@ -33,6 +33,11 @@ log = logging.getLogger(__name__)
 
 SERIAL_S = 0.25
 """Seconds for which a serial that was read serves: every session that is opened or resumed is told it."""
+CANARY_BOUND = 0.05
+"""A canary whose acceptance is worse by this much, from 0 to 1, is rolled back; one that is as good as the release
+beside it becomes stable; one between may do either."""
+CANARY_WINDOW_S = 3_600.0
+"""Seconds after which a canary that is still undecided is rolled back."""
 MAX_TARGETS = 4_096
 """Targets whose trials are remembered here."""
 
@@ -159,7 +164,7 @@ class ReleaseHandlers:
                 log.exception("no decision is made on the releases of %s", one.weights)
 
     async def _decide(self, track: ReleaseTrack) -> None:
-        canary, bound, window_s = track.canary, self._config.canary_bound, self._config.canary_window_s
+        canary, bound, window_s = track.canary, CANARY_BOUND, CANARY_WINDOW_S
         if canary is None:
             return
         weighed = await self._weighed(track, canary)
@@ -209,7 +214,7 @@ class ReleaseHandlers:
         """Return the evidence of a trial."""
         needed = 1 if await self._anonymous() else self._config.canary_tenants
         samples = await self._releases.samples(track.weights, canary.version)
-        return evidence.weigh(samples, self._config.canary_bound, needed)
+        return evidence.weigh(samples, CANARY_BOUND, needed)
 
     async def _running(self, weights: str) -> tuple[int, ReleaseTrack]:
         """Return the serial and a target's track, which is read again only if the serial has changed."""

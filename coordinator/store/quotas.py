@@ -11,16 +11,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.config import TenantLimits
 from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-LIMITS = tuple(field.name for field in fields(TenantLimits))
+
+@dataclass(frozen=True)
+class TenantLimits:
+    """The most that one tenant may use; 0 is no limit."""
+
+    max_places: int = 0
+    """Places on verifiers at once."""
+    opens_per_minute: int = 0
+    """Sessions that are opened; as many at once after a minute without any."""
+    tokens_per_minute: int = 0
+    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
+    max_streams: int = 0
+    """Streams at once at one verifier."""
+
+
+GREATEST_LIMITS = TenantLimits(1_000_000, 1_000_000, 1_000_000_000, 1_000_000)
+"""Bounds of tenants' limits."""
+DEFAULTS = TenantLimits(opens_per_minute=6_000)
+"""Limits of tenants for whom an operator has set no others: they bound what a flood costs the coordinator, and the
+memory of Redis."""
 USE_MS = 7_200_000
 """Tokens keep no tenant out for more than an hour (tenant_use.lua); what is older does not count."""
 RUNNING_MS = 60_000
@@ -51,9 +69,9 @@ def own_limits(record: str | bytes | None) -> dict[str, int]:
     return {field.name: value for field, value in found.ListFields()}
 
 
-def limits_from(record: str | bytes | None, defaults: TenantLimits) -> TenantLimits:
+def limits_from(record: str | bytes | None) -> TenantLimits:
     """Return the limits that hold."""
-    return TenantLimits(**(asdict(defaults) | own_limits(record)))
+    return TenantLimits(**(asdict(DEFAULTS) | own_limits(record)))
 
 
 def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:
@@ -100,14 +118,12 @@ async def count_tokens(
     return tuple(sorted(({*exhausted} | {*used_up}) - {*over}))[:MOST_EXHAUSTED]
 
 
-async def find(
-    store: RedisStore, tenants: Sequence[str], defaults: TenantLimits
-) -> dict[str, tuple[TenantLimits, pb.TenantUse]]:
+async def find(store: RedisStore, tenants: Sequence[str]) -> dict[str, tuple[TenantLimits, pb.TenantUse]]:
     """Return limits and use of these tenants. Raises Unavailable."""
     if not tenants:
         return {}
     [records] = await store.call("tenant_limits", [("HMGET", keys.TENANT_LIMITS, *tenants)])
-    limits = {name: limits_from(record, defaults) for name, record in zip(tenants, records, strict=True)}
+    limits = {name: limits_from(record) for name, record in zip(tenants, records, strict=True)}
     now = f"({int(1000 * await store.now_unix())}"
     commands = [("ZCOUNT", keys.tenant_places(name), now, "+inf") for name in tenants]
     places = await store.call("tenant_places", commands)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from coordinator import placement
-from coordinator.config import TenantLimits
 from coordinator.placement import Candidate
 from coordinator.records import PlacementRequest, Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
+from coordinator.store.quotas import TenantLimits
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
@@ -65,17 +65,14 @@ class SessionStore:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    async def place(
-        self, claims: Claims, request: PlacementRequest, ranked: Sequence[Candidate], defaults: TenantLimits
-    ) -> Placement | int:
+    async def place(self, claims: Claims, request: PlacementRequest, ranked: Sequence[Candidate]) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs.
 
         Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it, Overloaded if
         its tenant may not have another one now.
 
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one. ranked: verifiers in the order of placement.candidates. defaults: limits of tenants
-        for whom an operator has set no others.
+        greater than their last one. ranked: verifiers in the order of placement.candidates.
         """
         commands: list[Command] = [("HMGET", keys.session(claims.session_id), "closed", "live", "moves"), ("TIME",)]
         commands += [("HGET", keys.TENANT_LIMITS, claims.tenant)]
@@ -83,7 +80,7 @@ class SessionStore:
         (closed, live, moved), time, own, waiting = await self._store.call("placing", commands)
         _raise_if_over(closed, claims.session_id)
         now_ms, reported = milliseconds(time), int(live or 0)
-        limits = quotas.limits_from(own, defaults) if claims.api_key_id else TenantLimits()
+        limits = quotas.limits_from(own) if claims.api_key_id else TenantLimits()
         others = [name for name, until in scored(waiting) if until > now_ms and name != claims.tenant]
         moves = claims.epoch_last > 0 and int(moved or 0) < quotas.MOST_MOVES
         moves = moves and reported > 0 and now_ms - reported < quotas.RUNNING_MS

@@ -108,9 +108,7 @@ class VerifierStore:
         _, drain, fresh, contended, now_ms, facts = reply
         exhausted = [name for name, until in scored(used_up) if until >= int(now_ms)]
         if tokens and (fresh or not request.tokens_sequence):
-            own = {
-                name: quotas.limits_from(one, config.tenant_limits) for name, one in zip(tokens, *limits, strict=True)
-            }
+            own = {name: quotas.limits_from(one) for name, one in zip(tokens, *limits, strict=True)}
             exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)
         known = list(zip(sessions, json.loads(facts), strict=True))
         workloads = redis_codec.workloads(known)

@@ -16,11 +16,11 @@ import redis as redis_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.placement import Candidate
 from coordinator.records import PlacementRequest
 from coordinator.store import keys, quotas
 from coordinator.store.embedded_redis import EmbeddedServer
+from coordinator.store.quotas import TenantLimits
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import SessionStore
 from coordinator.store.verifiers import VerifierStore
@@ -230,11 +230,11 @@ async def test_the_ticket_carries_the_limit_of_streams(tenants):
 
 
 async def test_limits_stay_as_they_are_until_they_are_set_or_the_settings_hold_again(start, redis, refused):
-    coordinator = await start(tenant_keys=KEYS, tenant_max_places=7, tenant_opens_per_minute=30)
+    coordinator = await start(tenant_keys=KEYS, defaults=TenantLimits(7, 30))
     tenants = Tenants(coordinator, redis)
 
     def limits(tenant: pb.Tenant) -> TenantLimits:
-        return TenantLimits(**{name: getattr(tenant.limits, name) for name in quotas.LIMITS})
+        return TenantLimits(**{name: getattr(tenant.limits, name) for name in vars(TenantLimits())})
 
     assert limits(await tenants.shown("acme")) == TenantLimits(7, 30, 0, 0)
     await tenants.limit("acme", tokens_per_minute=500, max_places=0)
@@ -275,7 +275,7 @@ async def test_a_flood_that_is_refused_leaves_nothing_in_redis(tenants, refused)
 
 
 async def test_where_nobody_needs_a_key_there_are_no_limits(start, redis, refused):
-    coordinator = await start(tenant_opens_per_minute=1, tenant_max_places=1, tenant_max_streams=1)
+    coordinator = await start(defaults=TenantLimits(1, 1, 0, 1))
     await coordinator.join("v1", capacity=4)
     opened = [await coordinator.open() for _ in range(4)]
     assert coordinator.read(opened[0].primary).max_streams == 0
@@ -307,13 +307,12 @@ def max_min(capacity: int, appetites: list[int]) -> list[int]:
 @settings(max_examples=50 if os.environ.get("OUTRIDER_NIGHTLY") else 5)
 @given(st.integers(1, 8), st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(0, 2**32))
 def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simulations, capacity, appetites, seed):
-    with mock.patch.object(quotas, "WAIT_MS", 600_000):
+    with mock.patch.multiple(quotas, WAIT_MS=600_000, DEFAULTS=TenantLimits()):
         asyncio.run(simulated(redis_of_simulations, capacity, appetites, random.Random(seed)))
 
 
 async def simulated(redis, capacity: int, appetites: list[int], chance: random.Random) -> None:
     """Let the first tenant take what it wants, then all ask while sessions end, and compare with the fair shares."""
-    config = CoordinatorConfig(tenant_opens_per_minute=0)
     server = redis_client.Redis.from_url(redis.url)
     server.flushall()
     held: list[list[str]] = [[] for _ in appetites]
@@ -338,7 +337,7 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
             claims = claims_of(i, f"s{next(number)}")
             try:
                 ranked = [Candidate("v1", False)]
-                placed = await sessions.place(claims, PlacementRequest(target="demo"), ranked, config.tenant_limits)
+                placed = await sessions.place(claims, PlacementRequest(target="demo"), ranked)
             except Overloaded:
                 return False
             if not isinstance(placed, int):

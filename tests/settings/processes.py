@@ -50,7 +50,7 @@ PROCESSES = (
         ("coordinator.app",),
         coordinator_app.parser,
         {},
-        ("tenant_max_places", "tenant_max_streams", "canary_tenants"),
+        ("report_interval_ms", "canary_share", "canary_tenants"),
     ),
     Process(
         "verifier",
