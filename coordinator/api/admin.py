@@ -124,11 +124,6 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         return pb.KillSessionResponse(verifier_id=verifier_ids[0])
 
     @rpc
-    async def CreateTenant(self, request: pb.CreateTenantRequest, caller: Caller) -> pb.CreateTenantResponse:
-        tenant, key = await self.tenants.create(request.name, _limits(request.limits))
-        return pb.CreateTenantResponse(tenant=tenant, key=key)
-
-    @rpc
     async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
         after = tenant_name(request.after) if request.after else ""
         found, following = await self.tenants.listed(after, _limit(request.limit))
@@ -136,13 +131,19 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         return pb.ListTenantsResponse(tenants=found, next=following, anonymous=anonymous)
 
     @rpc
-    async def SetTenantLimits(self, request: pb.SetTenantLimitsRequest, caller: Caller) -> pb.SetTenantLimitsResponse:
-        tenant = await self.tenants.set_limits(request.name, _limits(request.limits), afresh=request.defaults)
-        return pb.SetTenantLimitsResponse(tenant=tenant)
-
-    @rpc
-    async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:
-        return pb.RevokeTenantResponse(tenant=await self.tenants.revoke(request.name))
+    async def UpdateTenant(self, request: pb.UpdateTenantRequest, caller: Caller) -> pb.UpdateTenantResponse:
+        """Create a tenant, set its limits or revoke its key. Raises NotFound or BadRequest."""
+        name, limits = request.name, _limits(request.limits)
+        match request.action:
+            case pb.TENANT_ACTION_CREATE:
+                tenant, key = await self.tenants.create(name, limits)
+                return pb.UpdateTenantResponse(tenant=tenant, key=key)
+            case pb.TENANT_ACTION_SET_LIMITS:
+                tenant = await self.tenants.set_limits(name, limits, afresh=request.defaults)
+                return pb.UpdateTenantResponse(tenant=tenant)
+            case pb.TENANT_ACTION_REVOKE:
+                return pb.UpdateTenantResponse(tenant=await self.tenants.revoke(name))
+        raise BadRequest.bound("action", request.action, "CREATE, SET_LIMITS or REVOKE")
 
     @rpc
     async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 from dataclasses import replace
+from typing import Any
 
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.output import Columns, Document, Result, fields, listing
@@ -27,7 +28,7 @@ _ANONYMOUS = "callers need no key, and are all tenant `default`, until the first
 
 async def create(options: argparse.Namespace, call: AdminCall) -> Result:
     """Create a tenant. The key alone goes to stdout: `OUTRIDER_EDGE_API_KEY=$(outrider tenants create acme)`."""
-    answer = await call("CreateTenant", pb.CreateTenantRequest(name=options.tenant, limits=_limits(options)))
+    answer = await _update(call, options.tenant, "CREATE", limits=_limits(options))
     notice = f"tenant {options.tenant} created; keep its key now, only a hash of it is kept here. Devices give it in"
     return Result({**_document(answer.tenant), "key": answer.key}, answer.key, f"{notice} $OUTRIDER_EDGE_API_KEY")
 
@@ -37,8 +38,8 @@ async def set_limits(options: argparse.Namespace, call: AdminCall) -> Result:
     limits = _limits(options)
     if not options.defaults and not limits.ListFields():
         raise BadRequest("no limit is named; give one, such as --max-places 8, or --defaults")
-    request = pb.SetTenantLimitsRequest(name=options.tenant, limits=limits, defaults=options.defaults)
-    document = _document((await call("SetTenantLimits", request)).tenant)
+    answer = await _update(call, options.tenant, "SET_LIMITS", limits=limits, defaults=options.defaults)
+    document = _document(answer.tenant)
     held = ", ".join(f"{name.replace('_', ' ')} {_limit(value)}" for name, value in document["limits"].items())
     return Result(document, f"{options.tenant}: {held}")
 
@@ -50,13 +51,19 @@ async def list_tenants(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def revoke(options: argparse.Namespace, call: AdminCall) -> Result:
-    document = _document((await call("RevokeTenant", pb.RevokeTenantRequest(name=options.tenant))).tenant)
+    document = _document((await _update(call, options.tenant, "REVOKE")).tenant)
     view = (
         f"{options.tenant}: revoked; its key opens no more sessions, and those that it opened end with their verifiers'"
         " next report"
     )
     by_settings = "it has a key by the coordinator's settings, too, which is good until it is removed there"
     return Result(document, view, by_settings if document["configured"] else "")
+
+
+async def _update(call: AdminCall, name: str, action: str, **more: Any) -> pb.UpdateTenantResponse:
+    request = pb.UpdateTenantRequest(name=name, action=f"TENANT_ACTION_{action}", **more)
+    answer: pb.UpdateTenantResponse = await call("UpdateTenant", request)
+    return answer
 
 
 def date(unix: float) -> str:

@@ -53,8 +53,10 @@ class Tenants:
         await self.coordinator.sessions.CloseSession(request, metadata=self.metadata(tenant))
 
     async def limit(self, tenant: str, *, defaults: bool = False, **limits: int) -> pb.Tenant:
-        request = pb.SetTenantLimitsRequest(name=tenant, limits=pb.TenantLimits(**limits), defaults=defaults)
-        return (await self.coordinator.admin.SetTenantLimits(request)).tenant
+        request = pb.UpdateTenantRequest(
+            action="TENANT_ACTION_SET_LIMITS", name=tenant, limits=pb.TenantLimits(**limits), defaults=defaults
+        )
+        return (await self.coordinator.admin.UpdateTenant(request)).tenant
 
     async def shown(self, tenant: str) -> pb.Tenant:
         listed = await self.coordinator.admin.ListTenants(pb.ListTenantsRequest())
@@ -248,10 +250,12 @@ async def test_limits_stay_as_they_are_until_they_are_set_or_the_settings_hold_a
 
 async def test_a_created_tenant_has_its_limits_at_once_and_keeps_them_under_a_new_key(tenants):
     admin, store = tenants.coordinator.admin, tenants.store
-    request = pb.CreateTenantRequest(name="dora", limits=pb.TenantLimits(max_places=3))
-    assert (await admin.CreateTenant(request)).tenant.limits.max_places == 3
-    await admin.RevokeTenant(pb.RevokeTenantRequest(name="dora"))
-    assert (await admin.CreateTenant(pb.CreateTenantRequest(name="dora"))).tenant.limits.max_places == 3
+    request = pb.UpdateTenantRequest(action="TENANT_ACTION_CREATE", name="dora", limits=pb.TenantLimits(max_places=3))
+    assert (await admin.UpdateTenant(request)).tenant.limits.max_places == 3
+    await admin.UpdateTenant(pb.UpdateTenantRequest(action="TENANT_ACTION_REVOKE", name="dora"))
+    assert (
+        await admin.UpdateTenant(pb.UpdateTenantRequest(action="TENANT_ACTION_CREATE", name="dora"))
+    ).tenant.limits.max_places == 3
     assert (await tenants.shown("dora")).limits.max_places == 3
     assert store.hget(keys.TENANT_LIMITS, "dora") == pb.TenantLimits(max_places=3).SerializeToString().decode()
 

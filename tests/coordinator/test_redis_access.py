@@ -50,7 +50,7 @@ async def works(coordinator) -> None:
     assert (await coordinator.report("v1", [opened.session_id])).known
     await coordinator.resume(opened)
     await coordinator.close(opened)
-    tenant = await coordinator.admin.CreateTenant(pb.CreateTenantRequest(name="acme"))
+    tenant = await coordinator.admin.UpdateTenant(pb.UpdateTenantRequest(action="TENANT_ACTION_CREATE", name="acme"))
     assert tenant.key
     assert await coordinator.alive() == {"v1"}
     assert not (await coordinator.admin.ListReleases(pb.ListReleasesRequest())).releases

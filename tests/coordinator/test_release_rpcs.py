@@ -225,7 +225,7 @@ async def evidence_of(peer) -> pb.ReleaseEvidence:
 
 async def test_creating_a_tenant_ends_the_trust_in_one(trial) -> None:
     assert (await evidence_of(trial)).tenants_needed == 1
-    await trial.admin.CreateTenant(pb.CreateTenantRequest(name="acme"))
+    await trial.admin.UpdateTenant(pb.UpdateTenantRequest(action="TENANT_ACTION_CREATE", name="acme"))
     assert (await evidence_of(trial)).tenants_needed == 3
 
 

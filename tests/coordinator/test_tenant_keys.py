@@ -24,12 +24,16 @@ def bearing(secret: str):
     return (("authorization", f"Bearer {secret}"),)
 
 
-async def create(coordinator, name: str, metadata=()) -> pb.CreateTenantResponse:
-    return await coordinator.admin.CreateTenant(pb.CreateTenantRequest(name=name), metadata=metadata)
+async def create(coordinator, name: str, metadata=()) -> pb.UpdateTenantResponse:
+    return await coordinator.admin.UpdateTenant(
+        pb.UpdateTenantRequest(action="TENANT_ACTION_CREATE", name=name), metadata=metadata
+    )
 
 
 async def revoke(coordinator, name: str) -> pb.Tenant:
-    return (await coordinator.admin.RevokeTenant(pb.RevokeTenantRequest(name=name))).tenant
+    return (
+        await coordinator.admin.UpdateTenant(pb.UpdateTenantRequest(action="TENANT_ACTION_REVOKE", name=name))
+    ).tenant
 
 
 async def listed(coordinator, **request) -> pb.ListTenantsResponse:

@@ -16,6 +16,13 @@ class VerifierAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFIER_ACTION_UNCORDON: _ClassVar[VerifierAction]
     VERIFIER_ACTION_DRAIN: _ClassVar[VerifierAction]
 
+class TenantAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TENANT_ACTION_UNSPECIFIED: _ClassVar[TenantAction]
+    TENANT_ACTION_CREATE: _ClassVar[TenantAction]
+    TENANT_ACTION_SET_LIMITS: _ClassVar[TenantAction]
+    TENANT_ACTION_REVOKE: _ClassVar[TenantAction]
+
 class ReleaseState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RELEASE_STATE_UNSPECIFIED: _ClassVar[ReleaseState]
@@ -36,6 +43,10 @@ VERIFIER_ACTION_UNSPECIFIED: VerifierAction
 VERIFIER_ACTION_CORDON: VerifierAction
 VERIFIER_ACTION_UNCORDON: VerifierAction
 VERIFIER_ACTION_DRAIN: VerifierAction
+TENANT_ACTION_UNSPECIFIED: TenantAction
+TENANT_ACTION_CREATE: TenantAction
+TENANT_ACTION_SET_LIMITS: TenantAction
+TENANT_ACTION_REVOKE: TenantAction
 RELEASE_STATE_UNSPECIFIED: ReleaseState
 RELEASE_STATE_CANDIDATE: ReleaseState
 RELEASE_STATE_CANARY: ReleaseState
@@ -419,22 +430,6 @@ class TenantUse(_message.Message):
     tokens: float
     def __init__(self, places: _Optional[int] = ..., opens: _Optional[float] = ..., tokens: _Optional[float] = ...) -> None: ...
 
-class CreateTenantRequest(_message.Message):
-    __slots__ = ("name", "limits")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    limits: TenantLimits
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ...) -> None: ...
-
-class CreateTenantResponse(_message.Message):
-    __slots__ = ("tenant", "key")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    tenant: Tenant
-    key: str
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
-
 class ListTenantsRequest(_message.Message):
     __slots__ = ("after", "limit")
     AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -453,33 +448,25 @@ class ListTenantsResponse(_message.Message):
     anonymous: bool
     def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next: _Optional[str] = ..., anonymous: bool = ...) -> None: ...
 
-class SetTenantLimitsRequest(_message.Message):
-    __slots__ = ("name", "limits", "defaults")
+class UpdateTenantRequest(_message.Message):
+    __slots__ = ("name", "action", "limits", "defaults")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     name: str
+    action: TenantAction
     limits: TenantLimits
     defaults: bool
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., defaults: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., action: _Optional[_Union[TenantAction, str]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., defaults: bool = ...) -> None: ...
 
-class SetTenantLimitsResponse(_message.Message):
-    __slots__ = ("tenant",)
+class UpdateTenantResponse(_message.Message):
+    __slots__ = ("tenant", "key")
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     tenant: Tenant
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
-
-class RevokeTenantRequest(_message.Message):
-    __slots__ = ("name",)
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
-
-class RevokeTenantResponse(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: Tenant
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+    key: str
+    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Window(_message.Message):
     __slots__ = ("k", "depth", "draft_wait_ms", "nodes_per_level")

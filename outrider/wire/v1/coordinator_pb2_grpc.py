@@ -464,25 +464,15 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.FromString,
                 _registered_method=True)
-        self.CreateTenant = channel.unary_unary(
-                '/outrider.wire.v1.Admin/CreateTenant',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantResponse.FromString,
-                _registered_method=True)
         self.ListTenants = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ListTenants',
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
-        self.SetTenantLimits = channel.unary_unary(
-                '/outrider.wire.v1.Admin/SetTenantLimits',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsResponse.FromString,
-                _registered_method=True)
-        self.RevokeTenant = channel.unary_unary(
-                '/outrider.wire.v1.Admin/RevokeTenant',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.FromString,
+        self.UpdateTenant = channel.unary_unary(
+                '/outrider.wire.v1.Admin/UpdateTenant',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantResponse.FromString,
                 _registered_method=True)
         self.ListWindows = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ListWindows',
@@ -545,25 +535,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CreateTenant(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListTenants(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetTenantLimits(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RevokeTenant(self, request, context):
+    def UpdateTenant(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -628,25 +606,15 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.SerializeToString,
             ),
-            'CreateTenant': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateTenant,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantResponse.SerializeToString,
-            ),
             'ListTenants': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTenants,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.SerializeToString,
             ),
-            'SetTenantLimits': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetTenantLimits,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsResponse.SerializeToString,
-            ),
-            'RevokeTenant': grpc.unary_unary_rpc_method_handler(
-                    servicer.RevokeTenant,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.SerializeToString,
+            'UpdateTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTenant,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantResponse.SerializeToString,
             ),
             'ListWindows': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWindows,
@@ -820,33 +788,6 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def CreateTenant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/CreateTenant',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.CreateTenantResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ListTenants(request,
             target,
             options=(),
@@ -874,7 +815,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def SetTenantLimits(request,
+    def UpdateTenant(request,
             target,
             options=(),
             channel_credentials=None,
@@ -887,36 +828,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.wire.v1.Admin/SetTenantLimits',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RevokeTenant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/RevokeTenant',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantResponse.FromString,
+            '/outrider.wire.v1.Admin/UpdateTenant',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,
