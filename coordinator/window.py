@@ -25,9 +25,9 @@ from coordinator.records import Prior
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.step_cost import StepCost
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 K = (1, 2, 3, 4, 6, 8, 12, 16)
 """Speculation lengths that are considered beside 0."""

@@ -27,7 +27,7 @@ from coordinator.window import RECENT, TOLERANCE, decide
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.step_cost import StepCost
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 KINDS = {"code": (0.92, 0.70), "arithmetic": (0.88, 0.60), "chat": (0.75, 0.45), "prose": (0.60, 0.30)}
 """Share of first proposals that are right, in easy and in hard passages of a text."""
@@ -69,7 +69,7 @@ class Session:
     def told(self, number: int) -> SessionTelemetry:
         """Return what the coordinator sees."""
         return SessionTelemetry(
-            str(number),
+            session_id=str(number),
             rtt_ms=1e3 * self.rtt_s,
             acceptance_history=self.outcomes,
             draft_ms=1e3 * self.draft_s,

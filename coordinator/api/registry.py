@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -15,9 +16,8 @@ from coordinator.config import LIMITS
 from coordinator.store.verifiers import Reported
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, OutriderError, between
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most
-from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
+from outrider.wire.telemetry import MAX_LIVE_SESSIONS, check_session, check_verifier
 from outrider.wire.ticket import target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc as stubs
@@ -67,23 +67,24 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         """Renew a verifier's lease and placements, and decide on its sessions' windows."""
         _identified(request)
         at_most("entries in sessions", len(request.sessions), MAX_LIVE_SESSIONS)
-        verifier = verifier_telemetry_from_proto(request.verifier)
-        sessions = tuple(map(session_telemetry_from_proto, request.sessions))
-        verifier = verifier.with_totals_of(sessions)
+        check_verifier(request.verifier)
+        for session in request.sessions:
+            check_session(session)
+        _add_totals(request)
         at_most("entries in tenant_tokens", len(request.tenant_tokens), MAX_LIVE_SESSIONS)
         for name, tokens in request.tenant_tokens.items():
             tenant_name(name)
             at_most("tenant_tokens", tokens, MAX_REPORTED_TOKENS)
-        found = await self.verifiers.report(request, verifier, sessions, self.config)
+        found = await self.verifiers.report(request, self.config)
         if found is None:
             serial = await self.releases.sample("", (), {})
             return pb.ReportResponse(public_keys=self.keys.public_keys, release_serial=serial)
         answer = found.answer
-        for decision in await self._decisions(request.verifier_id, verifier, sessions, found):
+        for decision in await self._decisions(request, found):
             told = window.directive(decision, LIMITS)
             answer.directives.add(session_id=decision.session_id, epoch=decision.epoch, directive=told)
         answer.public_keys.update(self.keys.public_keys)
-        answer.release_serial = await self.releases.sample(found.weights, sessions, found.devices)
+        answer.release_serial = await self.releases.sample(found.weights, request.sessions, found.devices)
         return answer
 
     @rpc
@@ -93,10 +94,9 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
             log.info("verifier %s left", request.verifier_id)
         return pb.DeregisterResponse()
 
-    async def _decisions(
-        self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
-    ) -> Sequence[pb.WindowDecision]:
+    async def _decisions(self, request: pb.ReportRequest, found: Reported) -> Sequence[pb.WindowDecision]:
         """Return the decisions on the sessions' windows; none if that fails, since the lease matters more."""
+        name = request.verifier_id
         if not self.config.window_control:
             return ()
         try:
@@ -106,7 +106,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
             log.warning("windows of verifier %s are not decided: this coordinator is busy", name)
             return ()
         try:
-            return await self._decide(name, verifier, sessions, found)
+            return await self._decide(request, found)
         except Exception as error:
             defect = not isinstance(error, OutriderError)
             log.warning("windows of verifier %s are not decided: %s", name, error, exc_info=defect)
@@ -114,10 +114,9 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         finally:
             self._deciding.release()
 
-    async def _decide(
-        self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
-    ) -> Sequence[pb.WindowDecision]:
+    async def _decide(self, request: pb.ReportRequest, found: Reported) -> Sequence[pb.WindowDecision]:
         """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
+        name, sessions = request.verifier_id, request.sessions
         before = await self.windows.decisions([name])
         new = {
             session.session_id: found.workloads[session.session_id]
@@ -129,13 +128,22 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
 
         def decide() -> tuple[Sequence[pb.WindowDecision], float]:
             begun = time.thread_time()
-            made = window.decide(verifier, sessions, before, found.bounds, LIMITS, priors)
+            made = window.decide(request.verifier, sessions, before, found.bounds, LIMITS, priors)
             return tuple(made.values()), time.thread_time() - begun
 
         decisions, seconds = await asyncio.to_thread(decide)
         self.counters.decide(decisions, seconds)
         await self.windows.set_decisions(name, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
+
+
+def _add_totals(request: pb.ReportRequest) -> None:
+    """Fill in what of a verifier's telemetry is summed up over its sessions."""
+    verifier, sessions = request.verifier, request.sessions
+    verifier.evaluated = sum(session.evaluated for session in sessions)
+    verifier.accepted = sum(session.accepted for session in sessions)
+    measured_ms = [session.rtt_ms for session in sessions if session.rtt_ms]
+    verifier.rtt_ms = statistics.median(measured_ms) if measured_ms else 0.0
 
 
 def _identified(request: pb.RegisterRequest | pb.ReportRequest | pb.DeregisterRequest) -> str:

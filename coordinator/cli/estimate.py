@@ -17,9 +17,9 @@ from coordinator.window import MAX_DEPTH, RECENT, TOLERANCE, K, View, decide_tog
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest
 from outrider.core.step_cost import KNOTS, StepCost
-from outrider.core.telemetry import SessionTelemetry
 from outrider.core.text import counted, table
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 RTTS_MS = (0.0, 10.0, 25.0, 50.0, 100.0, 200.0)
 """Distances that the table shows beside the one that was asked for."""
@@ -52,7 +52,9 @@ def at_distance(options: argparse.Namespace, rtt_ms: float) -> dict[str, Any]:
         return cost.curve(options.users + np.asarray(nodes), options.users)
 
     widest = pb.Window(k=K[-1], depth=MAX_DEPTH, nodes_per_level=1.0)
-    view = View(SessionTelemetry("user", rtt_ms=rtt_ms), outcomes(options.acceptance), options.draft_ms, widest)
+    view = View(
+        SessionTelemetry(session_id="user", rtt_ms=rtt_ms), outcomes(options.acceptance), options.draft_ms, widest
+    )
     decisions = decide_together([view] * options.users, step_s, float(step_s(0.0)))
     speed_up = statistics.fmean(decision.speedup for decision in decisions)
     without = 1.0 / float(step_s(0.0))

@@ -24,10 +24,10 @@ from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore, known_file_digest
 from outrider.core.errors import BadRequest, OutriderError
-from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, trusted_keys
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Command, RedisStore, milliseconds
 from outrider.artifacts import atomic_files
 from outrider.core.errors import Unavailable
-from outrider.core.telemetry import SessionTelemetry
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 log = logging.getLogger(__name__)
 

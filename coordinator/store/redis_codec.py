@@ -6,10 +6,10 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from coordinator.records import Prior, WorkloadKey
-from outrider.core.telemetry import SessionTelemetry
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2, telemetry_pb2
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 
 def written(text: str | None) -> bytes:

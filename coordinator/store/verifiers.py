@@ -7,17 +7,15 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from coordinator.config import SESSION_MS, CoordinatorConfig
 from coordinator.records import WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, Command, RedisStore, milliseconds, scored
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 REPORTED_POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
@@ -79,17 +77,8 @@ class VerifierStore:
         self._fleet[name], self._read_at = target_from_proto(registration.target), -math.inf
         return replaced
 
-    async def report(
-        self,
-        request: pb.ReportRequest,
-        verifier: VerifierTelemetry,
-        sessions: Sequence[SessionTelemetry],
-        config: CoordinatorConfig,
-    ) -> Reported | None:
-        """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
-
-        verifier, sessions: what the request tells of them.
-        """
+    async def report(self, request: pb.ReportRequest, config: CoordinatorConfig) -> Reported | None:
+        """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost."""
         verifier_id, tokens = request.verifier_id, dict(request.tenant_tokens)
         target = self._fleet.get(verifier_id) or (await self.fleet()).get(verifier_id)
         if target is None:
@@ -98,7 +87,7 @@ class VerifierStore:
         news += [("ZREVRANGE", keys.EXHAUSTED, 0, quotas.MOST_EXHAUSTED - 1, "WITHSCORES")]
         news += [("HMGET", keys.TENANT_LIMITS, *tokens)] if tokens else []
         reply, (default_bounds, used_up, *limits), (revoked, seen) = await asyncio.gather(
-            self._renewed(target.name, request, verifier, sessions, config),
+            self._renewed(target.name, request, config),
             self._store.call("news", news),
             revocations.since(self._store, request.revocations_seen),
         )
@@ -110,7 +99,7 @@ class VerifierStore:
         if tokens and (fresh or not request.tokens_sequence):
             own = {name: quotas.limits_from(one) for name, one in zip(tokens, *limits, strict=True)}
             exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)
-        known = list(zip(sessions, json.loads(facts), strict=True))
+        known = list(zip(request.sessions, json.loads(facts), strict=True))
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
         await self._record(verifier_id, live, workloads, config.lease_ms)
@@ -128,18 +117,11 @@ class VerifierStore:
         bounds = redis_codec.bounds_from(own_bounds)
         return Reported(answer, workloads, redis_codec.devices(known), bounds, target.weights_hash)
 
-    async def _renewed(
-        self,
-        target: str,
-        request: pb.ReportRequest,
-        verifier: VerifierTelemetry,
-        sessions: Sequence[SessionTelemetry],
-        config: CoordinatorConfig,
-    ) -> list[Any]:
+    async def _renewed(self, target: str, request: pb.ReportRequest, config: CoordinatorConfig) -> list[Any]:
         """Return the reply of report.lua. target: its name."""
-        verifier_id = request.verifier_id
-        telemetry = verifier_telemetry_to_proto(verifier).SerializeToString()
-        fields = ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", telemetry]
+        verifier_id, verifier, sessions = request.verifier_id, request.verifier, request.sessions
+        fields: list[Any] = ["live", verifier.live_sessions, "draining", int(verifier.draining)]
+        fields += ["telemetry", verifier.SerializeToString()]
         batch = request.tokens_sequence if request.tenant_tokens else 0
         tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
         arguments = [verifier_id, request.instance, config.lease_ms, SESSION_MS, RENEW_MS, batch, quotas.USE_MS]
@@ -178,7 +160,10 @@ class VerifierStore:
                 history = s.acceptance_history.translate(_DIGITS).decode() if workload else ""
                 told = [s.session_id, f"{s.epoch:020d}", s.committed, history, s.draft_ms, s.nodes_per_level]
                 written.append([*told, number])
-                messages.append(session_telemetry_to_proto(replace(s, acceptance_history=b"")).SerializeToString())
+                kept = SessionTelemetry()
+                kept.CopyFrom(s)
+                kept.ClearField("acceptance_history")  # of which the prior has it
+                messages.append(kept.SerializeToString())
             arguments = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS, json.dumps(written), *messages]
             touched = [keys.telemetry(verifier_id), *map(keys.prior, priors)]
             await self._store.run("record_telemetry", touched, arguments)

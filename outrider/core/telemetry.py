@@ -6,9 +6,8 @@ result. `outrider.wire.telemetry` converts both classes to protobuf and back.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,3 @@ class VerifierTelemetry:
     """Nodes, over the live sessions."""
     rtt_ms: float = 0.0
     """Median round trip of the live sessions; 0 if none is measured."""
-
-    def with_totals_of(self, sessions: Sequence[SessionTelemetry]) -> VerifierTelemetry:
-        """Return the telemetry with what is summed up over the verifier's live sessions."""
-        measured_ms = [session.rtt_ms for session in sessions if session.rtt_ms]
-        return replace(
-            self,
-            evaluated=sum(session.evaluated for session in sessions),
-            accepted=sum(session.accepted for session in sessions),
-            rtt_ms=statistics.median(measured_ms) if measured_ms else 0.0,
-        )

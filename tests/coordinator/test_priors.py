@@ -13,9 +13,9 @@ from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, verifiers
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.protocol.messages import SessionLimits
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import telemetry_pb2
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 COSTS = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
 LOAD = VerifierTelemetry(**COSTS)
@@ -157,7 +157,7 @@ async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> 
 
 def fresh(**changes: object) -> SessionTelemetry:
     fields = {"epoch": 5, "rtt_ms": 20.0, "committed": 3, "steps": 2, **changes}
-    return SessionTelemetry("s", tenant="default", **fields)  # type: ignore[arg-type]
+    return SessionTelemetry(session_id="s", tenant="default", **fields)  # type: ignore[arg-type]
 
 
 def decide(session: SessionTelemetry, prior: Prior | None) -> pb.WindowDecision | None:

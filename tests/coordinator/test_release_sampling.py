@@ -12,7 +12,7 @@ from coordinator.releases.evidence import Arm, Arms
 from coordinator.releases.records import LifecycleState, Release, ReleaseTrack
 from coordinator.releases.store import ReleaseStore
 from coordinator.store.redis_store import RedisStore
-from outrider.core.telemetry import SessionTelemetry
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 NEW, OLD = "n" * 64, "0" * 64
 TRIAL = ReleaseTrack(

@@ -13,9 +13,9 @@ from coordinator.records import Prior
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.protocol.messages import SessionLimits
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import telemetry_pb2
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 LOAD = VerifierTelemetry(step_cost_ms={1: 30.0, 65: 33.2}, session_cost_ms=0.1, timing_ms={"between": 1.0})
 """A verifier on which nodes cost next to nothing."""
@@ -30,7 +30,7 @@ def history(hit: float, count: int = 96, seed: int = 0) -> bytes:
 
 def stats(session_id: str = "s", hit: float = 0.85, **changes: object) -> SessionTelemetry:
     fields = {"epoch": 5, "rtt_ms": 20.0, "acceptance_history": history(hit), "draft_ms": 2.0, "nodes_per_level": 1.5}
-    return SessionTelemetry(session_id, tenant="default", **(fields | changes))  # type: ignore[arg-type]
+    return SessionTelemetry(session_id=session_id, tenant="default", **(fields | changes))  # type: ignore[arg-type]
 
 
 def report(session_id: str, hit: float = 0.85, **changes: object) -> telemetry_pb2.SessionTelemetry:

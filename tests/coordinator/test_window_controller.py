@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from coordinator.window import MAX_DEPTH, TOLERANCE, K, StepSeconds, View, choose, decide_together, predict
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
-from outrider.core.telemetry import SessionTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 GPU = StepCost({1: 0.030, 65: 0.0332})
 """A verifier on which nodes cost next to nothing."""
@@ -32,7 +32,7 @@ def drawn(hit: float, count: int = 160, seed: int = 0) -> bytes:
 def session(number: int = 0, hit: float = 0.8, rtt_ms: float = 50.0, **changes: object) -> View:
     """Return a session. changes: of the view."""
     history, widest = drawn(hit, seed=number), pb.Window(k=K[-1], depth=MAX_DEPTH, nodes_per_level=2.0)
-    return replace(View(SessionTelemetry(f"s{number}", rtt_ms=rtt_ms), history, 2.0, widest), **changes)  # type: ignore[arg-type]
+    return replace(View(SessionTelemetry(session_id=f"s{number}", rtt_ms=rtt_ms), history, 2.0, widest), **changes)  # type: ignore[arg-type]
 
 
 def steps(cost: StepCost, sessions: int) -> StepSeconds:
@@ -104,7 +104,8 @@ def test_what_the_verifier_adds_by_itself_is_counted_in_streaming_too() -> None:
     """A far device's draft that brings less than the verifier's own nodes is left out, and gets no promise for it."""
     weak = session(hit=0.35, rtt_ms=400.0)
     alone = decide(weak)["s0"]
-    beside = decide(replace(weak, telemetry=replace(weak.telemetry, server_gain=1.5)))["s0"]
+    weak.telemetry.server_gain = 1.5
+    beside = decide(weak)["s0"]
     assert alone.tokens_per_step < beside.tokens_per_step
     assert beside.tokens_per_step == pytest.approx(2.5, rel=0.1)
     assert beside.speedup > 1.5
