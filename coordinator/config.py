@@ -87,8 +87,9 @@ class CoordinatorConfig(BaseSettings):
 
     recording_share: float = Field(0.0, ge=0, le=1)
     """Share of the sessions, from 0 to 1, whose produced text verifiers may record, in a cluster without tenants. With
-    tenants each has its own, `[recording.NAME]` in the tenants file; nothing is recorded of tenants without one. A
-    record is kept for 30 days."""
+    tenants each has its own, `[recording.NAME]` in the tenants file; nothing is recorded of tenants without one."""
+    recording_keep_days: float = Field(30.0, gt=0, le=3_650)
+    """Days for which a record is kept at most."""
     recording_prompts: bool = False
     """Whether prompts may be recorded too: a consent of its own, since users wrote them."""
 
@@ -103,6 +104,8 @@ class CoordinatorConfig(BaseSettings):
     accepts every publisher with the admin token; devices decide for themselves which keys they trust."""
     canary_share: float = Field(0.25, gt=0, lt=1)
     """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
+    canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
+    """Seconds after which a canary that is still undecided is rolled back."""
     canary_tenants: int = Field(3, ge=1, le=64)
     """Tenants whose sessions must take part before a trial decides by itself, since any one may lie; with fewer you
     promote or roll back. 1 trusts every tenant. Without tenants it is 1."""

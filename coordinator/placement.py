@@ -23,14 +23,6 @@ CHOICES = 2
 """Candidates that are compared."""
 
 
-class Candidate(NamedTuple):
-    """A verifier that may take a session."""
-
-    verifier_id: str
-    failed: bool
-    """It has failed this session."""
-
-
 class Room(NamedTuple):
     """A verifier that has room for a session."""
 
@@ -53,14 +45,13 @@ def best(found: Sequence[Room]) -> Room | None:
     return min(willing[:CHOICES], key=lambda one: one.load, default=None)
 
 
-def candidates(fleet: Fleet, request: PlacementRequest, draw: random.Random) -> list[Candidate]:
+def candidates(fleet: Fleet, request: PlacementRequest, draw: random.Random) -> list[str]:
     """Return the verifiers that can serve the request in random order, those that have failed the session last."""
     # Of many verifiers most have the very same target.
     serving = {id(target) for target in {id(one): one for one in fleet.values()}.values() if fits(target, request)}
     fitting = [verifier_id for verifier_id, target in fleet.items() if id(target) in serving]
     draw.shuffle(fitting)
-    found = [Candidate(name, name in request.failed) for name in fitting]
-    return sorted(found, key=lambda one: one.failed) if request.failed else found
+    return sorted(fitting, key=request.failed.__contains__)
 
 
 def fits(target: Target, request: PlacementRequest) -> bool:

@@ -253,7 +253,7 @@ def predict(views: Sequence[View], length_s: float) -> Options:
         tokens[row] = tokens_per_step[row] = max(1.0, told.committed / max(1, told.steps))
         nodes[row] = told.evaluated / max(1, told.steps)
     if (rows := np.flatnonzero(replayed)).size:
-        histories = [views[row].history for row in rows]
+        histories = [views[row].history for row in rows.tolist()]
         found = replay(histories, *(each[rows] for each in (rtt, draft, k, depth, wait_ms / step_ms, gain)))
         outcomes = np.array([[len(history)] for history in histories])
         tokens[rows], nodes[rows] = outcomes / found.lengths, per_level[rows] * found.levels / found.lengths

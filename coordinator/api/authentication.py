@@ -36,8 +36,6 @@ MIN_KEY = 16
 MAX_TENANT = 64
 DAY_S = 86_400.0
 MAX_KEEP_DAYS = 3_650.0
-KEEP_DAYS = 30.0
-"""Days for which a record is kept in a cluster without tenants."""
 
 Lookup = Callable[[bytes | None], Awaitable[tuple[str, bool]]]
 """Hash of a key that no tenant of the settings has (None: none was sent) -> the tenant that was created with it, "" if
@@ -224,8 +222,8 @@ def _recording(
     config: CoordinatorConfig, tenants: Mapping[str, str], tables: Mapping[str, _Recording]
 ) -> dict[str, RecordingPolicy]:
     if not tenants:
-        policy = RecordingPolicy(config.recording_share, KEEP_DAYS * DAY_S, config.recording_prompts)
-        return {DEFAULT_TENANT: policy}
+        keep_s = config.recording_keep_days * DAY_S
+        return {DEFAULT_TENANT: RecordingPolicy(config.recording_share, keep_s, config.recording_prompts)}
     if config.recording_share > 0 or config.recording_prompts:
         raise BadRequest(
             "recording_share and recording_prompts are for a cluster without tenants; with tenants each has its own in"

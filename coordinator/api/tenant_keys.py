@@ -107,7 +107,7 @@ class TenantKeys:
         def decide(written: str | None, held: str | None) -> tuple[str | None, list[Command]]:
             if not configured and written is None:
                 raise _no_tenant(name)
-            own = quotas.written(({} if afresh else quotas.own_limits(held)) | limits)
+            own = quotas.written(({} if afresh else quotas.own_limits(held)) | {**limits})
             # The next report of its tokens brings it among the exhausted again, if it has to be there.
             return written, [("HSET", keys.TENANT_LIMITS, name, own), ("ZREM", keys.EXHAUSTED, name)]
 

@@ -36,8 +36,6 @@ SERIAL_S = 0.25
 CANARY_BOUND = 0.05
 """A canary whose acceptance is worse by this much, from 0 to 1, is rolled back; one that is as good as the release
 beside it becomes stable; one between may do either."""
-CANARY_WINDOW_S = 3_600.0
-"""Seconds after which a canary that is still undecided is rolled back."""
 MAX_TARGETS = 4_096
 """Targets whose trials are remembered here."""
 
@@ -164,7 +162,7 @@ class ReleaseHandlers:
                 log.exception("no decision is made on the releases of %s", one.weights)
 
     async def _decide(self, track: ReleaseTrack) -> None:
-        canary, bound, window_s = track.canary, CANARY_BOUND, CANARY_WINDOW_S
+        canary, bound, window_s = track.canary, CANARY_BOUND, self._config.canary_window_s
         if canary is None:
             return
         weighed = await self._weighed(track, canary)

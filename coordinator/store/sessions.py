@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from coordinator import placement
-from coordinator.placement import Candidate
 from coordinator.records import PlacementRequest, Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.quotas import TenantLimits
@@ -18,7 +17,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
-CANDIDATES_AT_ONCE = 32
+CANDIDATES_AT_ONCE = 8
 """Verifiers that are looked at together; the next ones only if all of these are full."""
 EPOCH_SPAN = 256
 """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
@@ -65,7 +64,7 @@ class SessionStore:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    async def place(self, claims: Claims, request: PlacementRequest, ranked: Sequence[Candidate]) -> Placement | int:
+    async def place(self, claims: Claims, request: PlacementRequest, ranked: Sequence[str]) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs.
 
         Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it, Overloaded if
@@ -96,7 +95,7 @@ class SessionStore:
             if isinstance(placed, int):
                 await quotas.take_back(self._store, claims.tenant)
 
-    async def _place(self, session: _Session, ranked: Sequence[Candidate]) -> Placement | int:
+    async def _place(self, session: _Session, ranked: Sequence[str]) -> Placement | int:
         """Place the session on the best of the first candidates that have room."""
         alive = 0
         for start in range(0, len(ranked), CANDIDATES_AT_ONCE):
@@ -111,7 +110,7 @@ class SessionStore:
             await self._wait(session)
         return alive
 
-    async def _looked_at(self, session: _Session, candidates: Sequence[Candidate]) -> tuple[int, list[placement.Room]]:
+    async def _looked_at(self, session: _Session, candidates: Sequence[str]) -> tuple[int, list[placement.Room]]:
         """Return how many of these candidates are alive, and those that have room. Raises Overloaded if the session's
         tenant gets no further place.
 
@@ -119,7 +118,7 @@ class SessionStore:
         """
         session_id, tenants = session.claims.session_id, (session.claims.tenant, *session.waiting)
         since, reads = f"({session.now_ms}", list[Command]()
-        for name, _ in candidates:
+        for name in candidates:
             reads += [("HMGET", keys.verifier(name), "registration", "target", "live", "draining")]
             reads += [("ZCOUNT", keys.placements(name), since, "+inf"), ("ZSCORE", keys.placements(name), session_id)]
             reads += [("EXISTS", keys.cordon(name))]
@@ -132,7 +131,7 @@ class SessionStore:
             if 0 < session.limits.max_places <= places:
                 raise quotas.refusal(session.claims.tenant, "places", session.limits.max_places, quotas.ASK_MS)
         alive, found = 0, []
-        for i, (_, failed) in enumerate(candidates):
+        for i, name in enumerate(candidates):
             (registered, target, live, draining), used, place, cordoned = replies[4 * i : 4 * i + 4]
             if registered is None or not placement.fits(redis_codec.target_from(target), session.request):
                 continue
@@ -140,7 +139,9 @@ class SessionStore:
             verifier = pb.RegisterRequest.FromString(redis_codec.written(registered))
             load = max(used, int(live or 0)) / verifier.capacity_sessions
             if draining != "1" and (place is not None or (load < 1.0 and not cordoned)):
-                found.append(placement.Room(verifier, redis_codec.target_from(target), failed, load))
+                found.append(
+                    placement.Room(verifier, redis_codec.target_from(target), name in session.request.failed, load)
+                )
         # Of tenants that want more, the one with the least gets the next place (max-min fairness).
         if session.shares and not session.moves and found and any(count < places for count in of_others):
             await self._wait(session)

@@ -95,7 +95,7 @@ class VerifierStore:
             self._fleet.pop(verifier_id, None)  # it may have another target by now
             return None
         _, drain, fresh, contended, now_ms, facts = reply
-        exhausted = [name for name, until in scored(used_up) if until >= int(now_ms)]
+        exhausted: Sequence[str] = [name for name, until in scored(used_up) if until >= int(now_ms)]
         if tokens and (fresh or not request.tokens_sequence):
             own = {name: quotas.limits_from(one) for name, one in zip(tokens, *limits, strict=True)}
             exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)

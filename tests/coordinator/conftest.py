@@ -16,7 +16,6 @@ from outrider.wire import channels
 
 CONSTANTS = {
     "attach_grace_ms": "coordinator.store.sessions",
-    "canary_window_s": "coordinator.releases.handlers",
     "defaults": "coordinator.store.quotas",
     "lease_ms": "coordinator.config",
     "resume_grace_s": "coordinator.api.devices",

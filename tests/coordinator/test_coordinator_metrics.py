@@ -42,7 +42,7 @@ async def test_placements_are_counted_with_and_without_a_standby(scraped) -> Non
     assert found['placements_total{kind="resume",standby="yes"}'] == 1
     assert found['rpc_seconds_count{rpc="OpenSession"}'] == 2
     assert found['rpc_seconds_count{rpc="ResumeSession"}'] == 1
-    assert found['redis_seconds_count{operation="place"}'] == 3
+    assert found['redis_seconds_count{operation="claim"}'] == 3
 
 
 async def test_refusals_are_counted_by_call_and_kind(scraped, refused) -> None:

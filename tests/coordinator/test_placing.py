@@ -181,9 +181,8 @@ def test_candidates_come_in_random_order_and_those_that_failed_last():
     need = PlacementRequest("demo", ("w", "t"), frozenset({"lost"}))
     ranked = placement.candidates(fleet, need, random.Random(1))
     assert ranked == placement.candidates(fleet, need, random.Random(1))
-    names = [one.verifier_id for one in ranked]
-    assert set(names[:3]) == {"one", "two", "x"}
-    assert names[3:] == ["lost"]
+    assert set(ranked[:3]) == {"one", "two", "x"}
+    assert ranked[3:] == ["lost"]
 
 
 async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):

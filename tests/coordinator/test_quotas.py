@@ -16,7 +16,6 @@ import redis as redis_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement import Candidate
 from coordinator.records import PlacementRequest
 from coordinator.store import keys, quotas
 from coordinator.store.embedded_redis import EmbeddedServer
@@ -340,8 +339,7 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                ranked = [Candidate("v1", False)]
-                placed = await sessions.place(claims, PlacementRequest(target="demo"), ranked)
+                placed = await sessions.place(claims, PlacementRequest(target="demo"), ["v1"])
             except Overloaded:
                 return False
             if not isinstance(placed, int):

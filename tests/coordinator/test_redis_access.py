@@ -19,7 +19,7 @@ from outrider.core.errors import Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 PASSWORD = "redis-password-0123456789"
-RIGHTS = "on >user-password ~outrider:* resetchannels -@all +@read +@write +@scripting +@connection +time"
+RIGHTS = "on >user-password ~outrider:* resetchannels -@all +@read +@write +@scripting +@transaction +@connection +time"
 """The rights that docs/operations.md gives to coordinators."""
 
 

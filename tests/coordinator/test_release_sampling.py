@@ -120,7 +120,7 @@ async def test_a_session_that_drafts_with_what_its_device_was_not_offered_does_n
 
 
 async def test_a_session_that_was_not_placed_here_does_not_count(releases) -> None:
-    one = SessionTelemetry("s", 5, "acme", draft_release=NEW, positions=40, first_accepted=20)
+    one = SessionTelemetry(session_id="s", epoch=5, tenant="acme", draft_release=NEW, positions=40, first_accepted=20)
     assert await releases.sample(TRIAL, [one], {}) == 0
 
 

@@ -50,7 +50,7 @@ PROCESSES = (
         ("coordinator.app",),
         coordinator_app.parser,
         {},
-        ("report_interval_ms", "canary_share", "canary_tenants"),
+        ("canary_window_s", "recording_keep_days", "canary_tenants"),
     ),
     Process(
         "verifier",
