@@ -225,9 +225,13 @@ class VerifierConfig(BaseSettings):
     @property
     def directive(self) -> Directive:
         if self.nodes_per_step == 0:
-            return Directive(0, 0, 0, self.min_acceptance, 0)  # no speculation
+            return Directive(min_acceptance=self.min_acceptance)  # no speculation
         return Directive(
-            self.window_nodes, self.window_depth, self.nodes_per_step, self.min_acceptance, self.draft_wait_ms
+            window_nodes=self.window_nodes,
+            window_depth=self.window_depth,
+            nodes_per_step=self.nodes_per_step,
+            min_acceptance=self.min_acceptance,
+            draft_wait_ms=self.draft_wait_ms,
         )
 
     @property

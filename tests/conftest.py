@@ -54,7 +54,7 @@ LONG = (
 
 Workers begin with them, so that none is left with a long one at the end; the last file, in small pieces, ends them.
 """
-EARLY = ("edge/test_http_server.py", "wire/test_codecs.py", "edge/test_release_state.py")
+EARLY = ("edge/test_http_server.py", "wire/test_checks.py", "edge/test_release_state.py")
 """Quick files that wait longest, which come next for the same reason."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -26,7 +26,6 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
-from outrider.wire import codecs
 
 RATE = 0.8
 LIMITS = SessionLimits()
@@ -119,7 +118,9 @@ class SteppedEngine:
         self._served += 1
         live = {f"{self._served}.{number}": device for number, device in enumerate(devices)}
         nodes = max(device.nodes for device in devices)
-        directive = Directive(LIMITS.nodes, LIMITS.depth, nodes_per_step=max(1, nodes), draft_wait_ms=0)
+        directive = Directive(
+            window_nodes=LIMITS.nodes, window_depth=LIMITS.depth, nodes_per_step=max(1, nodes), min_acceptance=0.05
+        )
         for name, device in live.items():
             attach = device.session.attach(1, LIMITS)
             self._engine.start(name, attach, LIMITS, directive, salt="" if cached else str(self._served))
@@ -135,21 +136,21 @@ class SteppedEngine:
 
     def _step(self, live: dict[str, ScriptedDevice]) -> Step:
         appends = {
-            name: codecs.append_to_proto(sent)
+            name: sent
             for name, device in live.items()
             if (sent := device.next_append(self.model.vocab_size)) is not None
         }
         self._synchronize()
         self._model_s, begun = 0.0, self._clock()
         for name, append in appends.items():
-            self._engine.append(name, codecs.append_from_checked(append, epoch=1))
+            self._engine.append(name, append)
         events = self._engine.step()
-        commits = {e.session_id: codecs.commit_to_proto(e.commit) for e in events if isinstance(e, Committed)}
+        commits = {e.session_id: e.commit for e in events if isinstance(e, Committed)}
         seconds = self._clock() - begun
         if len(commits) < len(events):
             raise InternalError(f"a session failed: {next(e for e in events if not isinstance(e, Committed))}")
         for name, commit in commits.items():
-            live[name].session.on_commit(codecs.commit_from_proto(commit))
+            live[name].session.on_commit(commit)
         full = sum(commit.evaluated == live[name].nodes for name, commit in commits.items())
         return Step(seconds, self._model_s, full)
 

@@ -20,7 +20,7 @@ def check_attach(
     """Raise BadRequest for a session that the target could never hold, however idle it is, or for an acceptance rule
     that is not allowed.
 
-    All other bounds, those of token ids among them, are those of `codecs.attach_from_proto`.
+    All other bounds, those of token ids among them, are those of `outrider.wire.checks.check_attach`.
     """
     tokens, longest = len(attach.prompt) + attach.max_tokens, executor.capabilities.max_sequence
     got, field = f"{len(attach.prompt)} + {attach.max_tokens}", "prompt length + max_tokens"
@@ -29,9 +29,9 @@ def check_attach(
     held = longest_session(limits, executor)
     if tokens > held:
         raise BadRequest.bound(field, got, f"at most {held}, what the verifier can hold")
-    if attach.sampling.lossy and not allow_lossy_rules:
+    if attach.sampling.HasField("typical") and not allow_lossy_rules:
         allowed = "coupled: the operator of this verifier does not allow lossy rules (its setting allow_lossy_rules)"
-        raise BadRequest.bound("acceptance_rule", attach.sampling.rule, allowed)
+        raise BadRequest.bound("acceptance_rule", "typical", allowed)
 
 
 def longest_session(limits: SessionLimits, executor: TargetExecutor) -> int:

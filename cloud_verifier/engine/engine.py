@@ -40,14 +40,23 @@ from outrider.core.errors import (
     ProtocolViolation,
     Unavailable,
 )
-from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import (
+    Append,
+    Attach,
+    Cancel,
+    Commit,
+    Directive,
+    Finish,
+    SessionLimits,
+    sampling_of,
+)
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import RULES
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
 from outrider.core.tree import ROOT
 from outrider.core.verification import Verified
 from outrider.telemetry.logs import about
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +137,7 @@ class Engine:
         tenant, share prefixes. draft_release: that the device drafts with at first. record: whether the session's
         tokens are recorded.
         """
+        sampling = sampling_of(attach.sampling)
         check_attach(attach, limits, self._executor, allow_lossy_rules=self.config.allow_lossy_rules)
         newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
@@ -140,16 +150,17 @@ class Engine:
         session = EngineSession(
             session_id,
             protocol,
+            sampling,
             directive,
             salt=salt,
-            acceptance=self._acceptance_of[attach.sampling.rule](salt),
+            acceptance=self._acceptance_of[sampling.rule](salt),
             now=self._clock(),
             step=self.counters.steps,
             draft_release=draft_release,
             record=record,
             capabilities=self._executor.capabilities,
-            grammar=self._grammar(attach.sampling.grammar),
-            server_gain=0.0 if attach.sampling.lossy else self._server_gain.value,  # the sources serve no lossy rule
+            grammar=self._grammar(sampling.grammar),
+            server_gain=0.0 if sampling.lossy else self._server_gain.value,  # the sources serve no lossy rule
         )
         self._make_room(session)
 
@@ -172,7 +183,7 @@ class Engine:
     def append(self, session_id: str, message: Append) -> None:
         """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed.
 
-        The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
+        The message has passed `check_append`: its token ids are in the target's vocabulary.
         """
         self._decision = None
         if (session := self._live.get(session_id)) is None:
@@ -485,7 +496,7 @@ class Engine:
         if commit is None:
             return
         self._outbox.append(Committed(session.session_id, commit))
-        if commit.finish is not Finish.NONE:
+        if commit.finish:
             self._close(session)
 
     def _fail_internally(self, session: EngineSession, reason: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
@@ -19,12 +19,13 @@ from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
 from outrider.core.constraint import GrammarState, constraint_of
-from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
+from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs, pack_logprobs
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.telemetry import SessionTelemetry
+from outrider.core.sampling import SamplingParams
 from outrider.core.text import counted
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 EMPTY_ANSWERS = 2
 """Number of empty answers in a row, or of futile waits, after which a device is taken to draft nothing or to be out of
@@ -103,7 +104,7 @@ class DeviceTiming:
             drafted_s = max(0.0, now - self.last_commit - self.rtt_s)
             self._answer_s.add(drafted_s)
             self._draft_s.add(drafted_s / levels)
-        if message.tokens:
+        if message.token:
             self._empty_answers = 0
         elif message.idle:
             self._empty_answers += 1
@@ -332,6 +333,7 @@ class EngineSession:
         self,
         session_id: str,
         protocol: VerifierSession,
+        sampling: SamplingParams,
         directive: Directive,
         *,
         salt: str,
@@ -367,7 +369,7 @@ class EngineSession:
         self.last_step = step
         self.timing = DeviceTiming(now)
         constraint = constraint_of(grammar, protocol.end_token_ids, attach.min_tokens, protocol.committed)
-        self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed, constraint)
+        self.sampler = Sampler(sampling, attach.prompt, protocol.committed, constraint)
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._steps = self._committed = self._evaluated = self._accepted = 0
@@ -382,7 +384,7 @@ class EngineSession:
     @property
     def lossy(self) -> bool:
         """Return whether the session's acceptance rule lets draft tokens change its output."""
-        return self.protocol.attach.sampling.lossy
+        return self.sampler.params.lossy
 
     @property
     def pending(self) -> int:
@@ -400,7 +402,7 @@ class EngineSession:
     @property
     def left(self) -> int:
         """Return the number of tokens that the session may still generate."""
-        return self.protocol.attach.max_tokens - self.protocol.position
+        return self.protocol.max_tokens - self.protocol.position
 
     @property
     def state(self) -> str:
@@ -465,7 +467,7 @@ class EngineSession:
         compares: whether the verifier has nodes of its own, so that now and then the device is not waited for.
         """
         protocol, directive = self.protocol, self.directive
-        ends_next = protocol.position + 1 >= protocol.attach.max_tokens
+        ends_next = protocol.position + 1 >= protocol.max_tokens
         nodes_per_step, server_gain = self.nodes.most(directive), self.nodes.server_gain.value
         alone = compares and self._steps % COMPARE == COMPARE - 1
         return StepCandidate(
@@ -510,14 +512,14 @@ class EngineSession:
 
     def scored_rows(self, chain: int) -> range:
         """Return which rows of the next `chain` known tokens score the prompt: each one the token after its own."""
-        first, end = self.protocol.scored - self.computed, self.protocol.attach.to_score - self.computed
+        first, end = self.protocol.scored - self.computed, self.protocol.to_score - self.computed
         return range(max(0, first), max(0, first, min(chain, end)))
 
     def score(self, logits: torch.Tensor, chain: int) -> None:
         """Keep the log-probabilities of the prompt's tokens that the next `chain` rows score. logits: `[n, V]`."""
         rows = self.scored_rows(chain)
         first, end = self.computed + rows.start + 1, self.computed + rows.stop + 1
-        self.scores = scores_of(logits, self.tokens[first:end], self.protocol.attach.prompt_logprobs or 0)
+        self.scores = scores_of(logits, self.tokens[first:end], self.protocol.attach.prompt_logprobs)
 
     def commit_scores(self) -> list[Commit]:
         """Commit the prompt's log-probabilities that are kept, and return the messages for the device."""
@@ -540,7 +542,7 @@ class EngineSession:
             return self.sampler.choose(logits[row], position, path, below)
 
         verified = verify(batch, target_token, self.protocol.ends)
-        top = self.protocol.attach.logprobs
+        top = self.protocol.logprobs
         if top is not None:
             rows = (0, *verified.rows)[: len(verified.tokens)]
             self.logprobs = logprobs_of(logits, rows, verified.tokens, top)
@@ -552,7 +554,8 @@ class EngineSession:
         device, tokens = self.nodes.outcomes.get(DEVICE, NO_NODES), len(verified.tokens)
         commit = self.protocol.commit(batch, verified)
         if self.logprobs:
-            commit, self.logprobs = replace(commit, logprobs=self.logprobs), ()
+            pack_logprobs(commit, self.logprobs)
+            self.logprobs = ()
         self.tokens += verified.tokens
         self.sampler.commit(verified.tokens)
         self._steps += 1

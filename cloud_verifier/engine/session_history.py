@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -29,10 +28,15 @@ def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
 
     The epoch and what was received make no difference.
     """
-    request = replace(attach, epoch=0, prompt=(), tokens=(), scored=0)
-    digest = hashlib.blake2b(repr((salt, request)).encode(), digest_size=16)
-    digest.update(np.asarray(attach.prompt, dtype="<u4").tobytes())
-    return digest.digest()
+    request = Attach()
+    request.CopyFrom(attach)
+    for name in ("epoch", "tokens", "scored"):
+        request.ClearField(name)
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), key=_key(salt), digest_size=16).digest()
+
+
+def _key(salt: str) -> bytes:
+    return hashlib.blake2b(salt.encode(), digest_size=32).digest()
 
 
 class SessionHistory:

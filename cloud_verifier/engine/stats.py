@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 POSITIONS = 32
 """Positions of a step for which accepted nodes are counted one by one; nodes beyond them are only in the total."""

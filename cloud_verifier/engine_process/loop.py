@@ -21,11 +21,9 @@ from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import InternalError, ModelRefused, OutriderError
 from outrider.core.histogram import Histogram
-from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.text import short_id
 from outrider.telemetry.logs import about
-from outrider.wire import codecs
-from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
+from outrider.wire.checks import limits_of
 from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ COMPILING_POLL_S = 2e-3
 class EngineLoop:
     """Drives an engine by the front's requests, and sends back its events.
 
-    The front has checked the requests: their messages are converted here without further checks.
+    The front has checked the requests: their messages are used as they are.
     """
 
     def __init__(self, engine: Engine, end: EngineEnd) -> None:
@@ -118,12 +116,12 @@ class EngineLoop:
             case _ if self._epochs.get(session_id) != request.epoch:
                 pass  # a later epoch has replaced the stream, which must not change or stop it
             case "append":
-                self._engine.append(session_id, codecs.append_from_checked(request.append, epoch=request.epoch))
+                self._engine.append(session_id, request.append)
             case "cancel":
-                self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
+                self._engine.cancel(session_id, request.cancel)
             case "update":
                 update = request.update
-                directive = codecs.built(Directive, update.directive) if update.HasField("directive") else None
+                directive = update.directive if update.HasField("directive") else None
                 self._engine.update(session_id, directive=directive, rtt_ms=update.rtt_ms or None)
             case "draft":
                 self._engine.set_draft_release(session_id, request.draft.release)
@@ -141,9 +139,9 @@ class EngineLoop:
             return
         self._engine.start(
             request.session_id,
-            codecs.attach_from_checked(start.attach),
-            codecs.built(SessionLimits, start.limits),
-            codecs.built(Directive, start.directive),
+            start.attach,
+            limits_of(start.limits),
+            start.directive,
             start.salt,
             start.draft_release,
             start.record,
@@ -155,8 +153,8 @@ class EngineLoop:
         stats, counters = self._engine.stats(), self._engine.counters
         return pb.EngineEvent(
             stats=pb.EngineStats(
-                verifier=verifier_telemetry_to_proto(stats.verifier),
-                sessions=map(session_telemetry_to_proto, stats.sessions.values()),
+                verifier=stats.verifier,
+                sessions=stats.sessions.values(),
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
                 unrecorded=self._unrecorded + stats.unrecorded,
@@ -168,7 +166,7 @@ class EngineLoop:
 def _event(event: Event) -> pb.EngineEvent:
     match event:
         case Committed(session_id, commit):
-            return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=codecs.commit_to_proto(commit))
+            return pb.EngineEvent(session_id=session_id, epoch=commit.epoch, commit=commit)
         case Failed(session_id, epoch, error):
             return failure_event(error, session_id, epoch)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from outrider.core.protocol.messages import Directive, SessionLimits
 
@@ -50,7 +49,8 @@ class DirectiveState:
         row there.
         """
         self.changed = False
-        self._sent = replace(self._base, step_ms=step_ms, min_acceptance=self._min_acceptance(min_acceptance))
+        self._sent = _copy(self._base)
+        self._sent.step_ms, self._sent.min_acceptance = step_ms, self._min_acceptance(min_acceptance)
         return self._sent
 
     def outdated(self, step_ms: float, min_acceptance: float) -> bool:
@@ -62,16 +62,21 @@ class DirectiveState:
         return threshold_changed or abs(step_ms - sent.step_ms) > CHANGE * sent.step_ms
 
     def _set_base(self, directive: Directive) -> Directive | None:
-        bounded = replace(
-            directive,
-            window_nodes=min(directive.window_nodes, self._limits.nodes),
-            window_depth=min(directive.window_depth, self._limits.depth),
-        )
-        before, self._base = self._base, bounded
-        if replace(bounded, min_acceptance=before.min_acceptance) == before:
+        bounded = _copy(directive)
+        bounded.window_nodes = min(directive.window_nodes, self._limits.nodes)
+        bounded.window_depth = min(directive.window_depth, self._limits.depth)
+        before, self._base = _copy(self._base), bounded
+        before.min_acceptance = bounded.min_acceptance
+        if bounded == before:
             return None  # at most the threshold has changed, which the device gets with the load
         self.changed = True
         return bounded
 
     def _min_acceptance(self, load: float) -> float:
         return max(self.own.min_acceptance, SEND_FACTOR * max(self._base.min_acceptance, load))
+
+
+def _copy(directive: Directive) -> Directive:
+    copy = Directive()
+    copy.CopyFrom(directive)
+    return copy

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from cloud_verifier.front.counters import StreamCounters
 from cloud_verifier.front.heartbeat import Heartbeat
 from outrider.core.errors import BadRequest, ProtocolViolation
-from outrider.wire import codecs
+from outrider.wire import checks
 from outrider.wire.v1 import engine_pb2, session_pb2
 
 Requests = AsyncIterator[session_pb2.ClientMessage]
@@ -76,7 +76,7 @@ class InboundMessages:
                     case "pong":
                         self._pong(message.pong, on_first_rtt)
                     case "draft":
-                        codecs.draft_in_use_from_proto(message.draft)  # raises BadRequest for what is no release
+                        checks.check_draft_in_use(message.draft)
                         self.send(draft=message.draft)
                     case _:
                         what = f"a message of kind {kind} came mid-stream, must be append, cancel, pong or draft"
@@ -89,12 +89,13 @@ class InboundMessages:
             raise BadRequest("a message on the stream cannot be parsed, must be a ClientMessage") from None
 
     def _append(self, append: session_pb2.Append) -> int:
-        """Check all that one message shows, once: the engine process builds from it unchecked, and the protocol's
-        state machine there checks what needs the session's state. Return the number of its nodes."""
+        """Check all that one message shows; the protocol's state machine in the engine checks what needs the session's
+        state. Return the number of its nodes."""
         nodes = len(append.token)
         if nodes > self.in_flight:
             raise ProtocolViolation.bound("nodes in append.token", nodes, f"at most {self.in_flight}, limits.in_flight")
-        codecs.check_append(append, vocabulary_size=self.vocabulary_size)
+        checks.check_append(append, vocabulary_size=self.vocabulary_size)
+        append.epoch = self.epoch
         self.heartbeat.sign_of_life()
         self.counters.append(append.first_id, nodes)
         self.send(append=append)

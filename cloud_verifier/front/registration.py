@@ -24,8 +24,9 @@ from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unavaila
 from outrider.core.protocol.messages import Directive
 from outrider.core.text import short_id
 from outrider.telemetry.logs import RepeatedFailure
-from outrider.wire import codecs, ticket
+from outrider.wire import ticket
 from outrider.wire.channels import ClientTls, channel
+from outrider.wire.checks import check_directive
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -182,7 +183,8 @@ def directives_of(answer: pb.ReportResponse) -> Iterator[tuple[str, int, Directi
     """Yield (session id, epoch, directive) of each directive, but for those out of bounds, which are logged."""
     for message in answer.directives:
         try:
-            yield message.session_id, message.epoch, codecs.directive_from_proto(message.directive)
+            check_directive(message.directive)
+            yield message.session_id, message.epoch, message.directive
         except BadRequest as error:
             name = short_id(message.session_id)
             log.warning("the coordinator's directive for session %s is ignored: %s", name, error)

@@ -36,8 +36,8 @@ from outrider.core.errors import (
 )
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
-from outrider.wire import codecs
 from outrider.wire.admission import Metadata, Shares
+from outrider.wire.checks import check_open
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
@@ -288,7 +288,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
         # Not before Open, whose write would lose the status, as in `_first`.
         self.live.refuse_early(first.open.session_id)
-        opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
+        opening: session_pb2.Open = first.open
+        check_open(opening, vocabulary_size=self._ready.vocabulary_size)
         if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
             raise VocabularyMismatch(
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
@@ -308,11 +309,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        attach, recorded = first.open.attach, self._recorded(first.open.attach, claims)
+        attach, recorded = opening.attach, self._recorded(opening.attach, claims)
         self.live.admit(claims, attach.epoch, recorded)
         return attach, claims, recorded is not None
 
-    def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
+    def _claims_without_ticket(self, opening: session_pb2.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""
         return Claims(
             session_id=opening.session_id,

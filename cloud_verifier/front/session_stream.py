@@ -16,7 +16,6 @@ from cloud_verifier.front.heartbeat import Heartbeat
 from cloud_verifier.front.inbound import InboundMessages, RateLimiter, Requests
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Directive
-from outrider.wire import codecs
 from outrider.wire.padding import least_bytes, padded
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -84,8 +83,8 @@ class SessionStream:
         """Serials of the draft releases: the latest, and the one in the last ReleaseNotice."""
         start = engine_pb2.Start(
             attach=attach,
-            limits=codecs.limits_to_proto(claims.limits),
-            directive=codecs.directive_to_proto(config.directive),
+            limits=claims.limits.message,
+            directive=config.directive,
             salt=salt,
             draft_release=claims.draft_release,
             record=record,
@@ -99,8 +98,14 @@ class SessionStream:
 
     def opened(self, verifier_id: str, vocabulary_size: int) -> session_pb2.ServerMessage:
         """Return the answer to the device's Open."""
-        answer = codecs.Opened(self.epoch, verifier_id, self.claims.limits, self._next_directive(), vocabulary_size)
-        return padded(session_pb2.ServerMessage(opened=codecs.opened_to_proto(answer)), self._least_bytes)
+        answer = session_pb2.Opened(
+            epoch=self.epoch,
+            verifier_id=verifier_id,
+            limits=self.claims.limits.message,
+            directive=self._next_directive(),
+            vocabulary_size=vocabulary_size,
+        )
+        return padded(session_pb2.ServerMessage(opened=answer), self._least_bytes)
 
     def set_directive(self, directive: Directive) -> None:
         """Follow a directive of the coordinator: the engine obeys at once, and the device gets it next."""
@@ -171,7 +176,7 @@ class SessionStream:
             self._update_engine(self._directives.lapse())
         load = self._host.stats.verifier
         if self._directives.changed or (ping_due and self._directives.outdated(load.step_ms, load.min_acceptance)):
-            yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self._next_directive()))
+            yield session_pb2.ServerMessage(directive=self._next_directive())
         if self._release_serial > self._announced_serial:
             self._announced_serial = self._release_serial
             yield session_pb2.ServerMessage(release=session_pb2.ReleaseNotice(serial=self._announced_serial))
@@ -185,7 +190,7 @@ class SessionStream:
     def _update_engine(self, directive: Directive | None) -> None:
         """Have the engine obey a directive, and the stream send it."""
         if directive is not None:
-            self._send(update=engine_pb2.SessionUpdate(directive=codecs.directive_to_proto(directive)))
+            self._send(update=engine_pb2.SessionUpdate(directive=directive))
             self._wake()
 
     def _wake_for_ping(self) -> None:

@@ -23,7 +23,7 @@ from outrider.core.text import short_id
 from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.bounds import at_most, label, text
-from outrider.wire.codecs import MAX_TICKET_BYTES, limits_to_proto
+from outrider.wire.checks import MAX_TICKET_BYTES
 from outrider.wire.ticket import MAX_TARGET_TEXT, Claims, Target, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc as stubs
@@ -200,7 +200,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
             ticket=self.keys.signer.sign(claims),
             epoch_first=first,
             epoch_last=last,
-            limits=limits_to_proto(LIMITS),
+            limits=LIMITS.message,
         )
 
     async def _prior(self, workload: WorkloadKey) -> pb.Prior | None:

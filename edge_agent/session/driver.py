@@ -25,10 +25,10 @@ from outrider.core.errors import (
     ProtocolViolation,
 )
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, Open, Opened, SessionLimits
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
-from outrider.wire.codecs import Open, Opened
+from outrider.wire.checks import limits_of
 from outrider.wire.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,9 @@ class SessionDriver:
         if limits is None and self._pacing.limits_known:
             limits = self._session.limits
         attach = self._session.attach(target.epoch, limits or SessionLimits())
-        stream.open(Open(self._options.session_id, attach, self._options.vocabulary_hash))
+        stream.open(
+            Open(session_id=self._options.session_id, attach=attach, vocabulary_hash=self._options.vocabulary_hash)
+        )
         self._stream, self._announced = stream, self._options.announced
         self._pacing.limits_known = limits is not None
         if not self._draft.begun:
@@ -201,7 +203,7 @@ class SessionDriver:
             raise ProtocolViolation(f"opened.epoch is {opened.epoch}, must be {self._session.epoch}", field="epoch")
         if opened.vocabulary_size:  # 0 from a verifier that does not say
             self._draft.vocabulary_size = opened.vocabulary_size
-        self._adopt(opened.limits)
+        self._adopt(limits_of(opened.limits))
         self._pacing.replan(directive=opened.directive)
         if self._stream is not None and not self._pacing.is_open:
             self._begin_appending(self._stream)
@@ -220,9 +222,9 @@ class SessionDriver:
     def _on_commit(self, commit: Commit) -> None:
         """Deliver to the client first, then answer the verifier, then inform the draft: each step delays the next."""
         size = self._draft.vocabulary_size
-        if commit.epoch == self._session.epoch and max(commit.tokens, default=0) >= size:
+        if commit.epoch == self._session.epoch and max(commit.token, default=0) >= size:
             raise ProtocolViolation(
-                f"a token id in commit.token is {max(commit.tokens)}, must be less than {size}, the vocabulary size"
+                f"a token id in commit.token is {max(commit.token)}, must be less than {size}, the vocabulary size"
             )
         delivery = self._session.on_commit(commit)
         if delivery is None:

@@ -17,7 +17,7 @@ from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.codecs import limits_from_proto
+from outrider.wire.checks import limits_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 FIRST_CONTACT_S = 3.5
@@ -142,7 +142,7 @@ class GrantRoute:
                 epoch = max(self._epoch + 1, grant.epoch_first)
                 if epoch <= grant.epoch_last:
                     self._epoch = epoch
-                    limits = limits_from_proto(grant.limits) if grant.HasField("limits") else None
+                    limits = limits_of(grant.limits) if grant.HasField("limits") else None
                     return AttachTarget(grant.address, epoch, grant.tls, grant.ticket, grant.verifier_id, limits)
                 self._grants.pop(0)
             await self._request_grants()

@@ -12,7 +12,7 @@ from edge_agent.drafting.growth import SpeculationPlan, departure_time
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Directive
+from outrider.core.protocol.messages import FIRST_DIRECTIVE, Append, Directive
 
 
 class SendPacing:
@@ -22,7 +22,7 @@ class SendPacing:
         self._session = session
         self._draft = draft
         self._statistics = statistics
-        self._directive = Directive()
+        self._directive = FIRST_DIRECTIVE
         self._rtt_s = 0.0
         """Round trip as the verifier measured it; 0 where it is not known yet."""
         self.limits_known = False
@@ -107,7 +107,7 @@ class SendPacing:
     def _send(self, stream: VerifierStream, append: Append) -> None:
         stream.append(append)
         self._statistics.appends += 1
-        self._statistics.drafted += len(append.tokens)
+        self._statistics.drafted += len(append.token)
 
     def _verifier_has_nodes(self) -> bool:
         """Return whether the verifier has a live node of ours, or one is on its way to it."""

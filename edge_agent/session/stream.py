@@ -13,11 +13,10 @@ import grpc
 from edge_agent.session.round_trip import MAX_RTT_S, RoundTrip
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Unavailable
-from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
+from outrider.core.protocol.messages import Append, Cancel, Commit, Directive, Open, Opened
 from outrider.telemetry.traces import call_metadata
-from outrider.wire import codecs
+from outrider.wire import checks
 from outrider.wire.channels import ClientTls, channel
-from outrider.wire.codecs import Open, Opened
 from outrider.wire.padding import padded
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
@@ -149,14 +148,14 @@ class VerifierStream:
 
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
-        size = self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
+        size = self._put(pb.ClientMessage(open=message))
         self._allowed_s = self._round_trip.timeout(self._silence_s + _CONNECT_S, size)
 
     def append(self, message: Append) -> None:
-        self._put(pb.ClientMessage(append=codecs.append_to_proto(message)))
+        self._put(pb.ClientMessage(append=message))
 
     def cancel(self, message: Cancel) -> None:
-        self._put(pb.ClientMessage(cancel=codecs.cancel_to_proto(message)))
+        self._put(pb.ClientMessage(cancel=message))
 
     def draft_in_use(self, release: str) -> None:
         """Say which release proposes the nodes of the following Appends; "" for none."""
@@ -174,11 +173,17 @@ class VerifierStream:
             self._answered, self._allowed_s = True, self._silence_s
         match message.WhichOneof("kind"):
             case "commit":
-                return codecs.commit_from_proto(message.commit)
+                commit: Commit = message.commit
+                checks.check_commit(commit)
+                return commit
             case "opened":
-                return codecs.opened_from_proto(message.opened)
+                opened: Opened = message.opened
+                checks.check_opened(opened)
+                return opened
             case "directive":
-                return codecs.directive_from_proto(message.directive)
+                directive: Directive = message.directive
+                checks.check_directive(directive)
+                return directive
             case "ping":
                 ping: pb.Ping = message.ping
                 self._check(ping)
@@ -191,7 +196,7 @@ class VerifierStream:
 
     def _check(self, ping: pb.Ping) -> None:
         """Take in what a ping tells of the verifier. Raises VerifierSilent if its engine is, or hears nothing."""
-        codecs.check_ping(ping)
+        checks.check_ping(ping)
         now, rtt_s = time.monotonic(), min(ping.rtt_ms / 1000, MAX_RTT_S)
         if rtt_s:
             self._round_trip.measured(rtt_s)

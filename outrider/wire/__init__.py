@@ -1,1 +1,1 @@
-"""Define the contract on the wire: stubs generated from proto/, codecs, channels, status mapping."""
+"""Define the contract on the wire: stubs generated from proto/, checks, channels, status mapping."""

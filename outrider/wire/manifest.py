@@ -16,8 +16,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.artifacts.store import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.wire.bounds import text
-from outrider.wire.codecs import built
+from outrider.wire.bounds import record, text
 from outrider.wire.ticket import MAX_KEY_ID, MAX_TARGET_TEXT, Signer, is_signed, key_id_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -171,7 +170,7 @@ def _read(signed: pb.SignedManifest) -> Manifest:
         proto = pb.Manifest.FromString(signed.manifest)
     except DecodeError as error:
         raise BadRequest("what is signed is no Manifest; is its publisher much newer?") from error
-    manifest = built(Manifest, proto, urls=tuple(proto.urls), metrics=dict(proto.metrics))
+    manifest = record(Manifest, proto, urls=tuple(proto.urls), metrics=dict(proto.metrics))
     _check(manifest)
     return manifest
 

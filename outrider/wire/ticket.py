@@ -18,8 +18,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.bounds import text
-from outrider.wire.codecs import MAX_TICKET_BYTES, built
+from outrider.wire.bounds import record, text
+from outrider.wire.checks import MAX_TICKET_BYTES
 from outrider.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
 
 def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
     """Decode a target. Raises BadRequest for a name or hash that is empty, too long or not printable."""
-    target = built(Target, message)
+    target = record(Target, message)
     for name, value in vars(target).items():
         text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_TARGET_TEXT)
     return target

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
+from session_messages import attach
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
@@ -21,9 +22,8 @@ from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import OutriderError
-from outrider.core.protocol.messages import Attach
 from outrider.core.sampling import SamplingParams
-from outrider.wire import channels, codecs
+from outrider.wire import channels
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target, target_to_proto, ticket_metadata
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
@@ -144,8 +144,8 @@ class Front:
     ) -> Stream:
         """Return a stream whose Open was sent and, with `wait`, answered."""
         stream = Stream(self.stub.Session(metadata=ticket_metadata(ticket)))
-        attach = Attach(epoch=epoch, prompt=(1, 2, 3), max_tokens=32, sampling=sampling or SamplingParams())
-        await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach, **fields)))
+        asked = attach(epoch, (1, 2, 3), max_tokens=32, sampling=sampling)
+        await stream.send(open=session_pb2.Open(session_id=session_id, attach=asked, **fields))
         if wait:
             assert (await stream.read()).WhichOneof("kind") == "opened"
             await self.engine.asked("start", epoch)

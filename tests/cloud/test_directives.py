@@ -33,7 +33,9 @@ def test_the_coordinators_word_holds_for_a_while_and_then_the_settings():
     clock = Clock()
     session = state(clock)
     assert session.lapse() is None
-    session.set_directive(Directive(4, 4, 4, 0.5, 3))
+    session.set_directive(
+        Directive(window_nodes=4, window_depth=4, nodes_per_step=4, min_acceptance=0.5, draft_wait_ms=3)
+    )
     session.next(10.0, 0.0)
     clock.now += DIRECTIVE_TTL_S
     assert session.lapse() is None

@@ -10,28 +10,27 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 from scripted_engine import until
+from session_messages import attach, directive
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.host import EngineHost
 from outrider.core import errors
 from outrider.core.errors import Fenced, ModelRefused, Overloaded, Unavailable
-from outrider.core.protocol.messages import Attach, Directive, SessionLimits
-from outrider.wire import codecs
+from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.v1 import engine_pb2, session_pb2
 
 PROMPT = (3, 1, 4, 1, 5)
 
 
 def start(epoch: int = 1, *, prompt=PROMPT, max_tokens: int = 8, ignore_eos: bool = True, session_id: str = "s"):
-    attach = Attach(epoch=epoch, prompt=prompt, max_tokens=max_tokens, ignore_eos=ignore_eos)
     return engine_pb2.EngineRequest(
         session_id=session_id,
         epoch=epoch,
         start=engine_pb2.Start(
-            attach=codecs.attach_to_proto(attach),
-            limits=codecs.limits_to_proto(SessionLimits(nodes=16)),
-            directive=codecs.directive_to_proto(Directive(draft_wait_ms=0)),
+            attach=attach(epoch, prompt, max_tokens=max_tokens, ignore_eos=ignore_eos),
+            limits=SessionLimits(nodes=16).message,
+            directive=directive(draft_wait_ms=0),
         ),
     )
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from logged import errors_logged
 from scripted_engine import TARGET, Stream, front, until
+from session_messages import directive
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.front import service
@@ -25,7 +26,7 @@ from outrider.core.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -209,13 +210,17 @@ async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_t
     stream = await plain.open()
     limits = VerifierConfig(model="m").limits
     for session_id, epoch in (("s", 2), ("x", 1)):  # another epoch or session: ignored
-        plain.service.live.set_directive(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
-    plain.service.live.set_directive("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
+        plain.service.live.set_directive(session_id, epoch, directive(window_nodes=1))
+    plain.service.live.set_directive(
+        "s",
+        1,
+        directive(window_nodes=10_000, window_depth=10_000, nodes_per_step=4, min_acceptance=0.5, draft_wait_ms=3),
+    )
     tuned = (await plain.engine.asked_of("update", lambda update: update.HasField("directive"))).directive
     sent = (await stream.read()).directive
-    for directive in (tuned, sent):
-        assert (directive.window_nodes, directive.window_depth) == (limits.nodes, limits.depth)
-        assert (directive.nodes_per_step, directive.draft_wait_ms) == (4, 3)
+    for one in (tuned, sent):
+        assert (one.window_nodes, one.window_depth) == (limits.nodes, limits.depth)
+        assert (one.nodes_per_step, one.draft_wait_ms) == (4, 3)
     assert sent.min_acceptance == 0.25  # half of what pays for a row
     stream.call.cancel()
 

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from scripted_engine import TARGET, VOCABULARY, Stream, front, until
+from session_messages import attach
 
 from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.recorder import TrafficRecorder
 from cloud_verifier.verifier import _report
-from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.core.protocol.messages import SessionLimits, sampling_of
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
-from outrider.wire import codecs
 from outrider.wire.ticket import Claims
-from outrider.wire.v1 import engine_pb2
+from outrider.wire.v1 import engine_pb2, session_pb2
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 CLAIMS = Claims(
@@ -72,7 +72,7 @@ async def test_a_session_with_a_lossy_rule_is_not_recorded_and_the_log_says_that
             stream = await running.open(sampling=lossy)
             start = (await running.engine.asked("start")).start
             assert not start.record
-            assert codecs.sampling_from_proto(start.attach.sampling) == lossy
+            assert sampling_of(start.attach.sampling) == lossy
             stream.call.cancel()
             await until(lambda: not running.tenants)
     assert not recorder.begin.called
@@ -108,8 +108,8 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
     async with front(tmp_path, authorise=allowing(**consent), recorder=recorder, **changes) as running:
         running.host.on_recorded = recorder.take
         stream = Stream(running.stub.Session())
-        attach = Attach(epoch=1, prompt=asked, tokens=received, max_tokens=32)
-        await stream.send(open=codecs.open_to_proto(codecs.Open("s", attach)))
+        opening = session_pb2.Open(session_id="s", attach=attach(1, asked, tokens=received, max_tokens=32))
+        await stream.send(open=opening)
         await running.engine.asked("start", 1)
         for start in (0, len(received)):  # a sound engine does not send the first
             running.engine.send("s", 1, recorded=whole(start, [4]))

@@ -12,7 +12,7 @@ from coordinator.records import PlacementRequest
 from coordinator.store.sessions import CANDIDATES_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.codecs import limits_from_proto
+from outrider.wire.checks import limits_of
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target
 
@@ -164,7 +164,7 @@ async def test_a_grant_tells_the_device_where_to_go_and_the_verifier_what_to_all
     assert (claims.session_id, claims.tenant, claims.audience) == (opened.session_id, "default", "v1")
     assert (claims.epoch_first, claims.epoch_last) == (opened.primary.epoch_first, opened.primary.epoch_last)
     assert claims.expires_unix == opened.expires_unix
-    assert claims.limits == limits_from_proto(opened.primary.limits) == SessionLimits()
+    assert claims.limits == limits_of(opened.primary.limits) == SessionLimits()
 
 
 async def test_more_verifiers_than_one_step_looks_at_are_all_used(coordinator):

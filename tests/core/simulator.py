@@ -10,12 +10,22 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outrider.core.errors import ProtocolViolation
 from outrider.core.protocol.device import DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits, TokenLogprobs
+from outrider.core.protocol.messages import (
+    Append,
+    Attach,
+    Cancel,
+    Commit,
+    Finish,
+    SessionLimits,
+    TokenLogprobs,
+    pack_logprobs,
+    parents_of,
+)
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
@@ -300,7 +310,7 @@ class World:
         self._demand(message.base == len(received), "base is not the number of tokens received")
         self._demand(message.first_id == len(stream.meant), "ids do not follow one another")
         self._demand(not stream.said_idle, "an Append follows `idle` before the next Commit")
-        for parent, token in zip(message.parents, message.tokens, strict=True):
+        for parent, token in zip(parents_of(message), message.token, strict=True):
             self._demand(parent < len(stream.meant), "a node is sent before its parent")
             above = tuple(received) if parent == ROOT else stream.meant[parent]
             self._demand(parent == ROOT or len(above) > message.base, "a parent that is the root is sent by its old id")
@@ -347,11 +357,11 @@ class World:
             after = (session.seen, session.base, session.held, session.dead)
             self._demand(before == after, "an Append of another epoch or after the end had an effect")
             return
-        self.happened["an Append came during a step"] += bool(stream.batch and message.tokens)
+        self.happened["an Append came during a step"] += bool(stream.batch and message.token)
         self.happened["a node died"] += session.dead > before[3]
         self.happened["a late node became an alias"] += session.held - len(session.tree) > aliased
         self.happened["an Append was repeated"] += message.first_id <= before[0]
-        stream.ingested = max(stream.ingested, message.first_id + len(message.tokens) - 1)
+        stream.ingested = max(stream.ingested, message.first_id + len(message.token) - 1)
         stream.base = max(stream.base, message.base)
         self._demand(session.held <= stream.limits.nodes, "the verifier holds more than W live and aliased nodes")
 
@@ -388,16 +398,16 @@ class World:
             return
         if delivery is None:
             self.happened["the prompt was scored"] += 1
-            self._demand(bool(commit.prompt_logprobs) and not commit.tokens, "a Commit had no effect")
+            self._demand(bool(commit.prompt.logprob) and not commit.token, "a Commit had no effect")
             self._demand(device.finish is self._finish_due(), f"the session should be {self._finish_due().name} now")
             return
-        if len(delivery.tokens) == len(commit.tokens) > 0:
-            inner = len(commit.tokens) - 1  # the last one may be a node where the sequence ends
+        if len(delivery.tokens) == len(commit.token) > 0:
+            inner = len(commit.token) - 1  # the last one may be a node where the sequence ends
             rows = min(self.rows.get((commit.epoch, commit.start), 0), inner)
             self._demand(sum(delivery.accepted[:inner]) == rows, "the device errs about what was accepted of its nodes")
-        self.happened["a Commit overlapped"] += len(delivery.tokens) < len(commit.tokens)
-        self.happened["the path ended in EOS"] += commit.finish is Finish.EOS and len(commit.tokens) > 1
-        self.happened["the path ended by length"] += commit.finish is Finish.LENGTH and len(commit.tokens) > 1
+        self.happened["a Commit overlapped"] += len(delivery.tokens) < len(commit.token)
+        self.happened["the path ended in EOS"] += commit.finish == Finish.EOS and len(commit.token) > 1
+        self.happened["the path ended by length"] += commit.finish == Finish.LENGTH and len(commit.token) > 1
         stream.seen = max(stream.seen, commit.seen)
         stream.said_idle = False
         self.resting, self.dirty, self.refused = False, True, 0
@@ -432,7 +442,7 @@ class World:
         kept = self.kept[stream.server] if self.random() < 0.7 else ()
         stream.session = self.machine.verifier(attach, stream.limits, eos_token_ids=(EOS,), kept=kept)
         self.owner[stream.server] = stream
-        fits = kept[: len(attach.tokens)] == attach.tokens
+        fits = kept[: len(attach.tokens)] == tuple(attach.tokens)
         self.happened["a kept sequence did not fit"] += not fits and len(kept) > len(attach.tokens)
         resent = stream.session.resend()
         if resent is not None:
@@ -502,9 +512,9 @@ class World:
         )
         commit = session.commit(batch, verified)
         self.rows[commit.epoch, commit.start] = len(verified.rows)
-        if session.attach.logprobs is not None:
-            positions = enumerate(commit.tokens, start=commit.start)
-            commit = replace(commit, logprobs=tuple(logprobs_of(position, token) for position, token in positions))
+        if session.logprobs is not None:
+            positions = enumerate(commit.token, start=commit.start)
+            pack_logprobs(commit, [logprobs_of(position, token) for position, token in positions])
         whole = (*prefix, *verified.tokens)
         if stream.server and any(self.target.token(whole[:i]) != whole[i] for i in range(len(prefix), len(whole))):
             self.happened["a tie went the other way"] += 1

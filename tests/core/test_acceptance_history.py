@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from session_messages import append, attach
 
 from outrider.core.acceptance.history import HIT, MISS, SIBLING, UNKNOWN, AcceptanceHistory
-from outrider.core.protocol.messages import Append, Attach, SessionLimits
+from outrider.core.protocol.messages import SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.verification import Verified, tree_batch_of
 
@@ -22,13 +23,13 @@ def test_a_position_is_judged_by_its_first_proposal_and_then_by_the_others(propo
 
 
 def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_evaluated() -> None:
-    session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
-    session.append(Append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
+    session = VerifierSession(attach(1, (1, 2)), SessionLimits())
+    session.append(append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
     batch = tree_batch_of(session.tree, ())  # a plain step: none of them is evaluated
     session.commit(batch, Verified((5,), ()))
     session.commit(tree_batch_of(session.tree, ()), Verified((9,), ()))  # 7 was wrong
     session.commit(tree_batch_of(session.tree, ()), Verified((4,), ()))  # nothing was proposed
-    session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
+    session.append(append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
     session.commit(tree_batch_of(session.tree, ()), Verified((8,), ()))
     assert session.history.outcomes() == bytes([HIT, MISS, HIT, MISS])
 
@@ -51,10 +52,10 @@ def test_no_position_counts_twice_nor_is_right_without_counting(calls: list[tupl
 
 
 def test_proposals_of_the_draft_before_do_not_count_for_the_next_one() -> None:
-    session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
-    session.append(Append(1, 1, 0, (0, 1), (5, 6)))
+    session = VerifierSession(attach(1, (1, 2)), SessionLimits())
+    session.append(append(1, 1, 0, (0, 1), (5, 6)))
     session.change_draft()
-    session.append(Append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
+    session.append(append(1, 3, 0, (2, 0), (7, 9)))  # 7 below 6, and 9 beside 5: not the first there
     for token in (5, 6):
         session.commit(tree_batch_of(session.tree, ()), Verified((token,), ()))
     assert (session.history.positions, session.history.first_accepted) == (0, 0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from session_messages import attach
 
 from outrider.core.errors import Fenced, ProtocolViolation
-from outrider.core.protocol.messages import Append, Attach, Cancel, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Cancel, Finish, SessionLimits, append_message
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
 from outrider.core.verification import tree_batch_of, verify
@@ -24,8 +25,8 @@ def target(prefix: list[int]) -> int:
 
 def session(received: int = 0, limits: SessionLimits = LIMITS, max_tokens: int = 100) -> VerifierSession:
     tokens = tuple(i % 3 for i in range(received))
-    attach = Attach(epoch=EPOCH, prompt=(5, 6), tokens=tokens, max_tokens=max_tokens)
-    return VerifierSession(attach, limits, eos_token_ids=(EOS,))
+    opened = attach(EPOCH, (5, 6), tokens=tokens, max_tokens=max_tokens)
+    return VerifierSession(opened, limits, eos_token_ids=(EOS,))
 
 
 def step(verifier: VerifierSession, limit: int = 8):
@@ -36,7 +37,7 @@ def step(verifier: VerifierSession, limit: int = 8):
 
 def append(first_id: int, base: int, *nodes: tuple[int, int], idle: bool = False, epoch: int = EPOCH) -> Append:
     """Return an Append with `nodes`, each a (parent, token)."""
-    return Append(epoch, first_id, base, tuple(p for p, _ in nodes), tuple(t for _, t in nodes), idle)
+    return append_message(epoch, first_id, base, [p for p, _ in nodes], [t for _, t in nodes], idle=idle)
 
 
 def state(verifier: VerifierSession) -> object:
@@ -156,9 +157,9 @@ def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 0)))
     batch = tree_batch_of(verifier.tree, [node.id for node in verifier.tree])
-    last = verifier.cancel(Cancel(EPOCH))
+    last = verifier.cancel(Cancel(epoch=EPOCH))
     assert last is not None
-    assert (last.start, last.tokens, last.seen, last.finish) == (0, (), 1, Finish.CANCELLED)
+    assert (last.start, [*last.token], last.seen, last.finish) == (0, [], 1, Finish.CANCELLED)
     with pytest.raises(Fenced):
         verifier.commit(batch, verify(batch, lambda _, path: target(list(path)), verifier.ends))
     assert verifier.committed == []
@@ -167,12 +168,21 @@ def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:
 
 # --------------------------------------------------------------------------- fuzz
 
-NODE = st.tuples(st.integers(-1, 14), st.integers(0, 3))
+NODE = st.tuples(st.integers(0, 14), st.integers(0, 3))
+"""(how much smaller the parent's id is, token)"""
+
+
+def sent(epoch: int, first_id: int, base: int, nodes: list[tuple[int, int]], idle: bool) -> Append:
+    """Return an Append whose parents may be none at all."""
+    ups, tokens = [up for up, _ in nodes], [token for _, token in nodes]
+    return Append(epoch=epoch, first_id=first_id, base=base, up=ups, token=tokens, idle=idle)
+
+
 APPENDS = st.builds(
-    lambda epoch, first_id, base, nodes, idle: append(first_id, base, *nodes, idle=idle, epoch=epoch),
+    sent,
     st.sampled_from([EPOCH] * 9 + [EPOCH - 1]),
-    st.integers(-1, 14),
-    st.integers(-1, 9),
+    st.integers(0, 14),
+    st.integers(0, 9),
     st.lists(NODE, max_size=6),
     st.booleans(),
 )
@@ -181,8 +191,8 @@ APPENDS = st.builds(
 def honest_ids(verifier: VerifierSession) -> st.SearchStrategy[Append]:
     """Draw Appends whose ids and base fit, so that the fuzz gets past the first checks."""
     return st.builds(
-        lambda back, nodes, idle: append(
-            verifier.seen + 1, max(verifier.base, verifier.position - back), *nodes, idle=idle
+        lambda back, nodes, idle: sent(
+            EPOCH, verifier.seen + 1, max(verifier.base, verifier.position - back), nodes, idle
         ),
         st.integers(0, 3),
         st.lists(st.tuples(st.one_of(st.just(0), st.integers(0, verifier.seen + 3)), st.integers(0, 3)), max_size=4),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from session_messages import append, attach, changed, scored
+from session_messages import commit as commit_of
 
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Attach, Commit, Finish, SessionLimits, TokenLogprobs
+from outrider.core.protocol.messages import Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 
 EOS = 9
@@ -22,7 +22,7 @@ def device(limits: SessionLimits = LIMITS, max_tokens: int = 50) -> DeviceSessio
 
 
 def commit(session: DeviceSession, *tokens: int, seen: int = 0, finish: Finish = Finish.NONE) -> Commit:
-    return Commit(session.epoch, len(session.received), tokens, seen, finish)
+    return commit_of(session.epoch, len(session.received), tokens, seen, finish)
 
 
 def test_attach_takes_only_a_greater_epoch() -> None:
@@ -39,7 +39,7 @@ def test_a_silent_device_reports_what_it_received_at_half_of_the_run_ahead(run_a
         session.on_commit(commit(session, 3))
         assert session.poll(resting=False) is None, received
     session.on_commit(commit(session, 3))
-    assert session.poll(resting=False) == Append(1, 1, after)
+    assert session.poll(resting=False) == append(1, 1, after)
     assert session.poll(resting=False) is None
 
 
@@ -47,21 +47,21 @@ def test_a_delivered_token_never_changes() -> None:
     session = device()
     session.on_commit(commit(session, 3, 4))
     with pytest.raises(ProtocolViolation):
-        session.on_commit(Commit(1, 1, (5, 6), 0))
+        session.on_commit(commit_of(1, 1, (5, 6), 0))
     assert session.received == [3, 4]
 
 
 def verifier(tokens: tuple[int, ...], kept: tuple[int, ...], max_tokens: int = 50) -> VerifierSession:
-    attach = Attach(epoch=4, prompt=(1,), tokens=tokens, max_tokens=max_tokens)
-    return VerifierSession(attach, LIMITS, eos_token_ids=(EOS,), kept=kept)
+    opened = attach(4, (1,), tokens=tokens, max_tokens=max_tokens)
+    return VerifierSession(opened, LIMITS, eos_token_ids=(EOS,), kept=kept)
 
 
 def test_an_end_that_the_device_missed_is_sent_again() -> None:
     session = verifier((3,), (3, EOS))
-    assert session.resend() == Commit(4, 1, (EOS,), 0, Finish.EOS)
+    assert session.resend() == commit_of(4, 1, (EOS,), 0, Finish.EOS)
     assert not session.may_step
     full = verifier((3, 4), (3, 4), max_tokens=2)
-    assert full.resend() == Commit(4, 2, (), 0, Finish.LENGTH)
+    assert full.resend() == commit_of(4, 2, (), 0, Finish.LENGTH)
 
 
 def test_no_more_tokens_are_accepted_than_were_asked_for() -> None:
@@ -90,25 +90,27 @@ def scoring(max_tokens: int = 4) -> DeviceSession:
 def test_a_verifier_that_scores_no_prompt_or_too_much_of_it_is_refused() -> None:
     session = scoring()
     with pytest.raises(ProtocolViolation, match="must come after 2; is the verifier older"):
-        session.on_commit(Commit(1, 0, (8,), 0))
+        session.on_commit(commit_of(1, 0, (8,), 0))
     with pytest.raises(ProtocolViolation, match="scores 3 tokens of the prompt, must be at most 2"):
-        session.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0, -1.0, -1.0)))
+        session.on_commit(scored(1, 0, 0, scores(-1.0, -1.0, -1.0)))
     unasked = device()
     with pytest.raises(ProtocolViolation, match="must be at most 0"):
-        unasked.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0)))
+        unasked.on_commit(scored(1, 0, 0, scores(-1.0)))
     assert not session.scored and not session.received
 
 
 def test_a_kept_sequence_waits_for_the_prompts_log_probabilities() -> None:
-    attach = Attach(2, (5, 6, 7), max_tokens=9, prompt_logprobs=0, scored=1)
-    verifier = VerifierSession(attach, LIMITS, kept=(8, 9))
+    opened = attach(2, (5, 6, 7), max_tokens=9, prompt_logprobs=0, scored=1)
+    verifier = VerifierSession(opened, LIMITS, kept=(8, 9))
     assert verifier.resend() is None and not verifier.committed
-    complete = VerifierSession(replace(attach, scored=2), LIMITS, kept=(8, 9))
-    assert complete.resend() == Commit(2, 0, (8, 9), 0, scored=2)
+    complete = VerifierSession(changed(opened, scored=2), LIMITS, kept=(8, 9))
+    expected = commit_of(2, 0, (8, 9), 0)
+    expected.prompt.start = 2
+    assert complete.resend() == expected
 
 
 def test_many_log_probabilities_come_in_several_commits() -> None:
-    verifier = VerifierSession(Attach(1, (1,) * 601, max_tokens=0, prompt_logprobs=0), LIMITS)
+    verifier = VerifierSession(attach(1, (1,) * 601, max_tokens=0, prompt_logprobs=0), LIMITS)
     commits = verifier.score(scores(-1.0) * 600)
-    assert [(one.scored, len(one.prompt_logprobs)) for one in commits] == [(0, 256), (256, 256), (512, 88)]
+    assert [(one.prompt.start, len(one.prompt.logprob)) for one in commits] == [(0, 256), (256, 256), (512, 88)]
     assert [one.finish for one in commits] == [Finish.NONE, Finish.NONE, Finish.LENGTH]

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from session_messages import changed
 from simulator import EOS, Broken, Machine, run_schedule
 
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Finish
+from outrider.core.protocol.messages import Finish, append_message, parents_of
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import Verified, verify
@@ -31,7 +32,7 @@ class BaseOfTheAttach(D):
 
     def poll(self, *, resting):
         message = super().poll(resting=resting)
-        return message and replace(message, base=self._attached_at)
+        return message and changed(message, base=self._attached_at)
 
 
 class DraftsTwins(D):
@@ -73,7 +74,8 @@ class RootByItsOldId(D):
 
     def _append(self, nodes, idle):
         message = super()._append(nodes, idle)
-        return replace(message, parents=tuple(parent or self._root_id for parent in message.parents))
+        parents = [parent or self._root_id for parent in parents_of(message)]
+        return append_message(message.epoch, message.first_id, message.base, parents, message.token, idle=message.idle)
 
 
 class IdsGoOn(D):
@@ -152,7 +154,7 @@ class DeadIdsUnseen(V):
             self._counted = node_id
 
     def commit(self, batch, verified):
-        return replace(super().commit(batch, verified), seen=self._counted)
+        return changed(super().commit(batch, verified), seen=self._counted)
 
 
 class SeenOfAccepted(V):
@@ -162,7 +164,7 @@ class SeenOfAccepted(V):
 
     def commit(self, batch, verified):
         self._counted = max([self._counted, *(batch.ids[row - 1] for row in verified.rows)])
-        return replace(super().commit(batch, verified), seen=self._counted)
+        return changed(super().commit(batch, verified), seen=self._counted)
 
 
 class VerifierDropsBelowTheBonus(V):
@@ -177,7 +179,7 @@ class TrustsKept(V):
     """Use a kept sequence although the device's is not its prefix."""
 
     def __init__(self, attach, limits, *, kept=(), **rest):
-        received = attach.tokens
+        received = tuple(attach.tokens)
         super().__init__(attach, limits, kept=(*received, *kept[len(received) :]), **rest)
 
 
@@ -187,7 +189,7 @@ class ScoresWithoutEnd(V):
     def score(self, logprobs):
         commits = super().score(logprobs)
         self.finish = Finish.NONE
-        return [replace(commit, finish=Finish.NONE) for commit in commits]
+        return [changed(commit, finish=Finish.NONE) for commit in commits]
 
 
 def takes_any_child(batch, target_token, ends) -> Verified:
@@ -213,6 +215,17 @@ def polls(change):
     return poll
 
 
+def _scored_from(commit, start):
+    commit = changed(commit)
+    commit.prompt.start = start
+    return commit
+
+
+def _from_id(message, first_id):
+    """Return the nodes under other ids, below the same parents."""
+    return append_message(message.epoch, first_id, message.base, parents_of(message), message.token, idle=message.idle)
+
+
 def _under_eos(device, parent):
     return parent in device.tree and device.tree[parent].token == EOS and not device.finished
 
@@ -222,32 +235,32 @@ OF_A_DEVICE = [
     (
         "ignores where tokens begin",
         "on_commit",
-        lambda s, c: D.on_commit(s, replace(c, start=len(s.received))),
+        lambda s, c: D.on_commit(s, changed(c, start=len(s.received))),
         "is not the target's",
     ),
     (
         "takes any epoch",
         "on_commit",
-        lambda s, c: D.on_commit(s, replace(c, epoch=s.epoch)),
+        lambda s, c: D.on_commit(s, changed(c, epoch=s.epoch)),
         "a Commit of another epoch",
     ),
     (
         "ignores where scores begin",
         "on_commit",
-        lambda s, c: D.on_commit(s, replace(c, scored=len(s.scored))),
+        lambda s, c: D.on_commit(s, _scored_from(c, len(s.scored))),
         "an honest verifier drew a violation|scores are doubled",
     ),
     ("keeps too large a tree", "_shrink_to", lambda s, limits: None, "holds more than W nodes after an attach"),
     ("drafts under EOS", "may_extend", lambda s, p: D.may_extend(s, p) or _under_eos(s, p), "drafts under EOS"),
-    ("is idle too early", "poll", polls(lambda m: replace(m, idle=True)), "an Append follows `idle`"),
+    ("is idle too early", "poll", polls(lambda m: changed(m, idle=True)), "an Append follows `idle`"),
     (
         "is never idle",
         "poll",
-        lambda s, resting: (m := D.poll(s, resting=False)) and replace(m, idle=False),
+        lambda s, resting: (m := D.poll(s, resting=False)) and changed(m, idle=False),
         "deadlock",
     ),
-    ("answers only with nodes", "poll", polls(lambda m: m if m.tokens else None), "deadlock"),
-    ("reports no base (rule 5)", "poll", polls(lambda m: m if m.tokens or m.idle else None), "deadlock"),
+    ("answers only with nodes", "poll", polls(lambda m: m if m.token else None), "deadlock"),
+    ("reports no base (rule 5)", "poll", polls(lambda m: m if m.token or m.idle else None), "deadlock"),
 ]
 OF_A_VERIFIER = [
     (
@@ -259,13 +272,13 @@ OF_A_VERIFIER = [
     (
         "takes any epoch",
         "append",
-        lambda s, m: V.append(s, replace(m, epoch=s.epoch)),
+        lambda s, m: V.append(s, changed(m, epoch=s.epoch)),
         "an Append of another epoch|drew a violation",
     ),
     (
         "takes replays",
         "append",
-        lambda s, m: V.append(s, replace(m, first_id=max(m.first_id, s.seen + 1))),
+        lambda s, m: V.append(s, _from_id(m, max(m.first_id, s.seen + 1))),
         "live nodes are|drew a violation",
     ),
     ("steps for ever (rule 16)", "may_step", property(lambda s: s.finish is Finish.NONE), "a step begins"),
@@ -273,7 +286,7 @@ OF_A_VERIFIER = [
     (
         "goes past EOS",
         "ends",
-        lambda s, token, at: at + 1 >= s.attach.max_tokens,
+        lambda s, token, at: at + 1 >= s.max_tokens,
         "a token came after EOS|is not the target's",
     ),
     (
@@ -287,13 +300,13 @@ OF_A_VERIFIER = [
     (
         "stops scoring half-way",
         "scoring",
-        property(lambda s: s.scored < s.attach.to_score // 2),
+        property(lambda s: s.scored < s.to_score // 2),
         "an honest verifier drew a violation",
     ),
     (
         "returns credit with scores",
         "score",
-        lambda s, p: [replace(c, seen=s.seen) for c in V.score(s, p)],
+        lambda s, p: [changed(c, seen=s.seen) for c in V.score(s, p)],
         "more than F ids are in flight",
     ),
 ]

@@ -17,7 +17,7 @@ from edge_agent.session.stream import SILENCE_S
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import messages
 from outrider.core.sampling import MAX_BIASES
-from outrider.wire import channels, codecs
+from outrider.wire import channels, checks
 from outrider.wire.status import CODES
 
 TEXT = text_of("docs/protocol.md")
@@ -38,8 +38,8 @@ def test_every_error_is_documented_with_its_status_and_what_a_device_does_next()
     ("field", "bound"),
     [
         ("open.session_id", messages.MAX_SESSION_ID),
-        ("outrider-ticket-bin", codecs.MAX_TICKET_BYTES),
-        ("open.vocabulary_hash", codecs.MAX_HASH_BYTES),
+        ("outrider-ticket-bin", checks.MAX_TICKET_BYTES),
+        ("open.vocabulary_hash", checks.MAX_HASH_BYTES),
         ("attach.prompt", messages.MAX_PROMPT_TOKENS),
         ("attach.max_tokens", messages.MAX_GENERATED_TOKENS),
         ("attach.stop_token_ids", messages.MAX_STOP_TOKENS),

@@ -12,7 +12,6 @@ from fake_verifier import FakeVerifier
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.channels import bind, server
-from outrider.wire.codecs import limits_to_proto
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -76,7 +75,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 verifier_id=verifier.verifier_id,
                 address=verifier.address,
                 ticket=b"ticket of " + session_id.encode(),
-                limits=limits_to_proto(SessionLimits()),
+                limits=SessionLimits().message,
                 epoch_first=epoch + 10 * i,
                 epoch_last=epoch + 10 * i + 9,
             )

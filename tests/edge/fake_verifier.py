@@ -7,21 +7,30 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
 from ports import unused_port
+from session_messages import directive
 
 from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
-from outrider.core.protocol.messages import Commit, Directive, Finish, SessionLimits, TokenLogprobs
+from outrider.core.protocol.messages import (
+    Commit,
+    Directive,
+    Finish,
+    Open,
+    Opened,
+    SessionLimits,
+    TokenLogprobs,
+    pack_logprobs,
+)
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.verification import tree_batch_of, verify
 from outrider.core.vocabulary import token_table, vocabulary_hash
-from outrider.wire import codecs
+from outrider.wire import checks
 from outrider.wire.channels import bind, server
-from outrider.wire.codecs import Open, Opened
 from outrider.wire.status import abort
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -37,7 +46,7 @@ class Script:
     target: Target
     step_s: float = 0.002
     limits: SessionLimits = field(default_factory=SessionLimits)
-    directive: Directive = field(default_factory=lambda: Directive(draft_wait_ms=8, step_ms=2.0))
+    directive: Directive = field(default_factory=lambda: directive(draft_wait_ms=8, step_ms=2.0))
     eos_token_ids: tuple[int, ...] = ()
     rtt_ms: float = 0.0
     """Round trip in its pings."""
@@ -152,13 +161,11 @@ class _Live:
                 match message.WhichOneof("kind"):
                     case "append":
                         vocabulary_size = self.verifier.script.vocabulary_size
-                        epoch = self.session.epoch
-                        codecs.check_append(message.append, vocabulary_size=vocabulary_size)
-                        append = codecs.append_from_checked(message.append, epoch=epoch)
-                        self.session.append(append)
+                        checks.check_append(message.append, vocabulary_size=vocabulary_size)
+                        self.session.append(message.append)
                         self.news.set()
                     case "cancel":
-                        commit = self.session.cancel(codecs.cancel_from_proto(message.cancel))
+                        commit = self.session.cancel(message.cancel)
                         if commit is not None:
                             self.commit(commit)
                     case "pong":
@@ -190,9 +197,9 @@ class _Live:
             verified = verify(batch, lambda row, _: script.target([*before, *paths[row]]), self.session.ends)  # noqa: B023
             self.last_commit = time.monotonic()
             commit = self.session.commit(batch, verified)
-            if (top := self.session.attach.logprobs) is not None:
-                positions = enumerate(commit.tokens, start=commit.start)
-                commit = replace(commit, logprobs=tuple(logprobs_of(at, token, top) for at, token in positions))
+            if (top := self.session.logprobs) is not None:
+                positions = enumerate(commit.token, start=commit.start)
+                pack_logprobs(commit, [logprobs_of(at, token, top) for at, token in positions])
             self.commit(commit)
 
     async def _score(self) -> None:
@@ -229,8 +236,8 @@ class _Live:
             self.send(pb.ServerMessage(ping=told))
 
     def commit(self, commit: Commit) -> None:
-        self.send(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))
-        if commit.finish is not Finish.NONE:
+        self.send(pb.ServerMessage(commit=commit))
+        if commit.finish != Finish.NONE:
             self.out.put_nowait(None)
 
     def send(self, message: pb.ServerMessage) -> None:
@@ -281,17 +288,22 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
         verifier.metadata.append(dict(context.invocation_metadata()))
         try:
             first = await anext(requests)
-            opening = codecs.open_from_proto(first.open, vocabulary_size=script.vocabulary_size)
+            opening = first.open
+            checks.check_open(opening, vocabulary_size=script.vocabulary_size)
             verifier.opens.append(opening)
             self._admit(opening)
             live = _Live(verifier, opening, verifier.take(opening))
             verifier._streams.add(live)
             tasks = [asyncio.create_task(work) for work in (live.read(requests), live.step(), live.ping())]
             opened = Opened(
-                opening.attach.epoch, verifier.verifier_id, script.limits, script.directive, script.vocabulary_size
+                epoch=opening.attach.epoch,
+                verifier_id=verifier.verifier_id,
+                limits=script.limits.message,
+                directive=script.directive,
+                vocabulary_size=script.vocabulary_size,
             )
             await self._thaw()
-            yield pb.ServerMessage(opened=codecs.opened_to_proto(opened))
+            yield pb.ServerMessage(opened=opened)
             while (message := await live.out.get()) is not None:
                 if isinstance(message, OutriderError):
                     raise message

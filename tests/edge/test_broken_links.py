@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import target
+from session_messages import attach
 
 from edge_agent.session import stream as streams
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels, VerifierSilent, VerifierStream
-from outrider.core.protocol.messages import Attach, Commit
-from outrider.core.sampling import SamplingParams
-from outrider.wire.codecs import Open
+from outrider.core.protocol.messages import Commit, Open
 
 SILENCE_S = 0.3
 
@@ -49,7 +48,7 @@ async def opened(script: Script, channels: Channels) -> AsyncIterator[tuple[Fake
     async with FakeVerifier(script) as verifier:
         link = channels.get(verifier.address, tls=False)
         async with VerifierStream(link, SILENCE_S, Statistics()) as stream:
-            stream.open(Open("s", Attach(1, (1, 2, 3), max_tokens=4_000, sampling=SamplingParams())))
+            stream.open(Open(session_id="s", attach=attach(1, (1, 2, 3), max_tokens=4_000)))
             while not isinstance(await stream.receive(), Commit):
                 pass
             yield verifier, stream

@@ -7,6 +7,7 @@ import random
 from typing import Any, cast
 
 from scripted import continuation, target
+from session_messages import commit
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
@@ -15,7 +16,7 @@ from edge_agent.drafting.loading import Draft, DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Commit, SessionLimits
+from outrider.core.protocol.messages import SessionLimits
 from outrider.core.tree import ROOT, TokenTree
 
 PROMPT = (1, 2, 3)
@@ -87,7 +88,7 @@ class Device:
         self.draft.begin(PLAN, lambda: self.changes.append(self.draft.release or ""), self.gaps_s.append)
 
     def commit(self, *tokens: int) -> None:
-        delivery = self.session.on_commit(Commit(1, len(self.session.received), tokens, 0))
+        delivery = self.session.on_commit(commit(1, len(self.session.received), tokens, 0))
         assert delivery is not None
         self.draft.commit(delivery)
 

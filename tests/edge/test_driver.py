@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedDraft, ScriptedPool, ScriptedSource, continuation, target
+from session_messages import directive
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.growth import SpeculationPlan
@@ -23,10 +24,10 @@ from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
 from outrider.core.errors import ModelRefused, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import SessionLimits
 
 PROMPT = (1, 2, 3)
-PATIENT = Directive(draft_wait_ms=10_000, step_ms=2.0)
+PATIENT = directive(draft_wait_ms=10_000, step_ms=2.0)
 """A verifier that waits for nodes, however late a busy machine drafts them."""
 
 

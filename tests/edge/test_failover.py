@@ -12,14 +12,13 @@ from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.codecs import limits_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 LIMITS = SessionLimits(nodes=20, depth=10, in_flight=40, run_ahead=16)
 
 
 def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
-    limits = limits_to_proto(LIMITS)
+    limits = LIMITS.message
     return pb.Grant(
         verifier_id=name, address=address, ticket=b"ticket", limits=limits, epoch_first=first, epoch_last=last
     )

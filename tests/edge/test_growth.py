@@ -17,7 +17,7 @@ from edge_agent.drafting.growth import (
     least_acceptance,
     should_wait,
 )
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import FIRST_DIRECTIVE, Directive, SessionLimits
 from outrider.core.tree import ROOT, Node
 
 PLAN = SpeculationPlan(nodes=48, depth=16, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.007)
@@ -42,7 +42,7 @@ def test_a_plan_never_exceeds_the_sessions_limits() -> None:
 
 @pytest.mark.parametrize(("children", "siblings"), [(0, 3), (1, 1), (8, 3)])
 def test_a_device_proposes_no_more_children_than_the_target_evaluates(children: int, siblings: int) -> None:
-    assert SpeculationPlan.of(Directive(), SessionLimits(children=children)).siblings == siblings
+    assert SpeculationPlan.of(FIRST_DIRECTIVE, SessionLimits(children=children)).siblings == siblings
 
 
 def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:

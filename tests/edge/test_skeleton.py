@@ -19,8 +19,8 @@ from edge_agent.sdk.skeleton import SkeletonPlan
 from edge_agent.sdk.types import Timeout
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import InternalError, TimedOut
+from outrider.core.protocol.messages import Open
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.wire.codecs import Open
 
 OUTLINE = "1. Boil the water\n2. Add the tea\n3. Wait\n"
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How do I make tea?"}]

@@ -6,15 +6,17 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from session_messages import directive
+
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Failed
 from cloud_verifier.engine.recording import RecordedTokens
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Commit, Directive, SessionLimits
+from outrider.core.protocol.messages import Commit, SessionLimits
 from outrider.core.sampling import SamplingParams
 
 LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
-DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=0)
+DIRECTIVE = directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=0)
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=5),

@@ -16,6 +16,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.errors import BadRequest, Fenced, InternalError, Overloaded
 from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import logprobs_of
 from outrider.core.sampling import SamplingParams
 
 
@@ -96,7 +97,7 @@ def test_log_probabilities_are_those_of_the_target(serve: Callable[..., Served])
         served = serve()
         served.attach("s", device_of(prompt_of(25), ignore_eos=True, logprobs=3), truth)
         served.run()
-        found.append([one for commit in served.commits["s"] for one in commit.logprobs])
+        found.append([one for commit in served.commits["s"] for one in logprobs_of(commit)])
     plain, drafted = found
     assert len(plain) == len(drafted) == len(expected)
     for token, one, other in zip(expected, plain, drafted, strict=True):

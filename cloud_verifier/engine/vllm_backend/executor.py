@@ -83,12 +83,14 @@ class VllmExecutor:
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         attach = session.protocol.attach
-        tops = [top for top in (attach.logprobs, self._record_top if session.record else None) if top is not None]
+        tops = [
+            top for top in (session.protocol.logprobs, self._record_top if session.record else None) if top is not None
+        ]
         request = self._request(
             f"{short_id(session.session_id)}/{attach.epoch}/{next(self._numbers)}",
             list(session.tokens),
             len(attach.prompt),
-            attach.sampling,
+            session.sampler.params,
             max_tokens=max(1, session.left),  # vLLM always gives one; a session that is scored alone takes none
             salt=session.salt,
             top=max(tops, default=None),
@@ -247,7 +249,7 @@ class VllmExecutor:
             if not session.left:
                 return None
             verified = _verified(session, rows.batch, output.new_token_ids)
-            logprobs, top = output.new_logprobs, session.protocol.attach.logprobs
+            logprobs, top = output.new_logprobs, session.protocol.logprobs
             if logprobs is not None and top is not None:
                 kept = np.s_[: len(verified.tokens), : top + 1]
                 session.logprobs = _token_logprobs(logprobs.logprob_token_ids[kept], logprobs.logprobs[kept])

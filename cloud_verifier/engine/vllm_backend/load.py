@@ -25,7 +25,7 @@ from cloud_verifier.engine.vllm_backend.worker import KV_SLOTS
 from outrider.artifacts.model_files import INDEX
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import FIRST_DIRECTIVE, Directive, SessionLimits, logprobs_of
 from outrider.core.step_cost import StepCost
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,9 @@ def _continue(
 
     truth: tokens to draft for a prompt, of which some are replaced by wrong ones.
     """
-    limits, directive = SessionLimits(run_ahead=1), Directive(draft_wait_ms=0)
+    limits, directive = SessionLimits(run_ahead=1), Directive()
+    directive.CopyFrom(FIRST_DIRECTIVE)
+    directive.draft_wait_ms = 0
     options: dict[str, Any] = {"max_tokens": CHECK_TOKENS, "logprobs": 2, "ignore_eos": True}
     devices = {f"{name} {i}": DeviceSession(prompt, **options) for i, prompt in enumerate(prompts)}
     found: dict[str, list[tuple[int, float]]] = {key: [] for key in devices}
@@ -253,7 +255,7 @@ def _continue(
         for event in events:
             if isinstance(event, Failed):
                 raise ModelRefused(f"vLLM failed on its check: {event.error}")
-            for token, logprobs in zip(event.commit.tokens, event.commit.logprobs, strict=True):
+            for token, logprobs in zip(event.commit.token, logprobs_of(event.commit), strict=True):
                 (_, first), (_, second) = logprobs.top
                 found[event.session_id].append((token, first - second))
             devices[event.session_id].on_commit(event.commit)

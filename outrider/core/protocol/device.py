@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import (
@@ -15,6 +15,10 @@ from outrider.core.protocol.messages import (
     Finish,
     SessionLimits,
     TokenLogprobs,
+    append_message,
+    logprobs_of,
+    sampling_message,
+    to_score,
 )
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
@@ -62,19 +66,18 @@ class DeviceSession:
         prompt_logprobs: int | None = None,
         undrafted: bool = False,
     ) -> None:
+        self.prompt, self.sampling = tuple(prompt), sampling or SamplingParams()
         self._request = Attach(
-            epoch=0,
-            prompt=tuple(prompt),
-            sampling=sampling or SamplingParams(),
+            prompt=self.prompt,
+            sampling=sampling_message(self.sampling),
             max_tokens=max_tokens,
-            stop_token_ids=tuple(stop_token_ids),
+            stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
             logprobs=logprobs,
             min_tokens=min_tokens,
             prompt_logprobs=prompt_logprobs,
             undrafted=undrafted,
         )
-        self.prompt, self.sampling = self._request.prompt, self._request.sampling
         self.max_tokens, self.min_tokens = max_tokens, min_tokens
         self.logprobs = logprobs
         self.end_token_ids = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset(eos_token_ids))
@@ -125,7 +128,9 @@ class DeviceSession:
         self.limits = limits
         self._restart()
         self._shrink_to(limits)
-        return replace(self._request, epoch=epoch, tokens=tuple(self.received), scored=len(self.scored))
+        attach = Attach(epoch=epoch, tokens=self.received, scored=len(self.scored))
+        attach.MergeFrom(self._request)
+        return attach
 
     def may_extend(self, parent: int) -> bool:
         """Return whether a child of `parent` (a node or ROOT) is within depth and length, and below no end (rule 2)."""
@@ -175,21 +180,22 @@ class DeviceSession:
         overlap = len(self.received) - commit.start
         if overlap < 0:
             raise ReattachNeeded(f"commit starts at {commit.start}, only {len(self.received)} tokens were received")
-        if tuple(self.received[commit.start : commit.start + len(commit.tokens)]) != commit.tokens[:overlap]:
+        if self.received[commit.start : commit.start + len(commit.token)] != commit.token[:overlap]:
             raise ProtocolViolation(f"a commit at position {commit.start} changes tokens that were delivered")
-        if (end := commit.start + len(commit.tokens)) > self.max_tokens:
+        if (end := commit.start + len(commit.token)) > self.max_tokens:
             raise ProtocolViolation(f"a commit ends at {end}, must be at most {self.max_tokens}, the tokens asked for")
-        if len(commit.logprobs) != (0 if self.logprobs is None else len(commit.tokens)):
+        if len(commit.logprob) != (0 if self.logprobs is None else len(commit.token)):
             raise ProtocolViolation(
-                f"a commit of {len(commit.tokens)} tokens has {len(commit.logprobs)} log-probabilities, must be "
+                f"a commit of {len(commit.token)} tokens has {len(commit.logprob)} log-probabilities, must be "
                 f"{'none' if self.logprobs is None else 'as many'}; is the verifier older?"
             )
         self._score(commit)
         self._seen = max(self._seen, commit.seen)
-        if commit.prompt_logprobs and not commit.tokens and commit.finish is Finish.NONE:
+        finish = Finish(commit.finish)
+        if commit.prompt.logprob and not commit.token and finish is Finish.NONE:
             return None
         self._reported_idle = False
-        tokens = commit.tokens[overlap:]
+        tokens = tuple(commit.token[overlap:])
         proposed: list[bool] = []
         accepted: list[bool] = []
         path: list[int] = []
@@ -201,32 +207,33 @@ class DeviceSession:
                 path.append(carried)
             self.received.append(token)
         self._forget_dropped()
-        if commit.finish is not Finish.NONE:
-            self._end(commit.finish)
-        known = commit.logprobs[overlap:]
-        return Delivery(tokens, tuple(proposed), tuple(accepted), tuple(path), commit.finish, known)
+        if finish is not Finish.NONE:
+            self._end(finish)
+        known = logprobs_of(commit)[overlap:]
+        return Delivery(tokens, tuple(proposed), tuple(accepted), tuple(path), finish, known)
 
     def cancel(self) -> Cancel | None:
         """End the session (rule 8). Returns None if it is over already."""
         if self.finished:
             return None
         self._end(Finish.CANCELLED)
-        return Cancel(self.epoch)
+        return Cancel(epoch=self.epoch)
 
     def _score(self, commit: Commit) -> None:
         """Take in log-probabilities of the prompt, all of which come before the first token (rule 6)."""
-        known, expected = len(self.scored), self._request.to_score
-        end = commit.scored + len(commit.prompt_logprobs)
+        known, expected = len(self.scored), to_score(self._request)
+        start = commit.prompt.start
+        end = start + len(commit.prompt.logprob)
         if end > expected:
             raise ProtocolViolation(f"a commit scores {end} tokens of the prompt, must be at most {expected}")
-        if commit.scored > known:
-            raise ReattachNeeded(f"{commit.scored} tokens of the prompt were scored, only {known} were received")
-        if max(known, end) < expected and (commit.tokens or commit.finish in (Finish.EOS, Finish.LENGTH)):
+        if start > known:
+            raise ReattachNeeded(f"{start} tokens of the prompt were scored, only {known} were received")
+        if max(known, end) < expected and (commit.token or Finish(commit.finish) in (Finish.EOS, Finish.LENGTH)):
             raise ProtocolViolation(
                 f"tokens or the end came after log-probabilities of {max(known, end)} tokens of the prompt, must come "
                 f"after {expected}; is the verifier older?"
             )
-        self.scored += commit.prompt_logprobs[known - commit.scored :]
+        self.scored += logprobs_of(commit.prompt)[known - start :]
 
     def _append(self, nodes: list[int], idle: bool) -> Append:
         first_id = self._next_id
@@ -239,7 +246,7 @@ class DeviceSession:
             self._next_id += 1
             del self._unsent[node_id]
         self._last_base = len(self.received)
-        return Append(self.epoch, first_id, self._last_base, tuple(parents), tuple(tokens), idle)
+        return append_message(self.epoch, first_id, self._last_base, parents, tokens, idle=idle)
 
     def _restart(self) -> None:
         self._next_id = 1
@@ -275,5 +282,5 @@ def _most_accepted(commit: Commit) -> int:
 
     The token after them is the target's alone, unless the sequence ended inside an accepted path.
     """
-    ended = commit.finish in (Finish.EOS, Finish.LENGTH)
-    return min(commit.evaluated, len(commit.tokens) - (0 if ended else 1))
+    ended = Finish(commit.finish) in (Finish.EOS, Finish.LENGTH)
+    return min(commit.evaluated, len(commit.token) - (0 if ended else 1))

@@ -1,14 +1,32 @@
-"""Define the messages between device and verifier as plain data, with their bounds; the wire codecs translate.
+"""Name the messages between device and verifier, which are those of the wire, bound them, and pack what they hold.
 
-Positions count generated tokens: the first generated token has position 0, so `tokens[p]` is the token at position p.
+A message is checked once where it comes in (outrider.wire.checks), and used as it is. Positions count generated tokens:
+the first generated token has position 0, so `tokens[p]` is the token at position p.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from outrider.core.sampling import SamplingParams
+from outrider.core.errors import BadRequest
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
+from outrider.wire.v1.session_pb2 import (
+    Append,
+    Attach,
+    Cancel,
+    Commit,
+    Directive,
+    Open,
+    Opened,
+    PromptLogprobs,
+    Sampling,
+)
+from outrider.wire.v1.session_pb2 import SessionLimits as LimitsMessage
+from outrider.wire.v1.session_pb2 import TypicalAcceptance as TypicalMessage
+
+__all__ = ["Append", "Attach", "Cancel", "Commit", "Directive", "Open", "Opened", "PromptLogprobs", "Sampling"]
 
 MAX_PROMPT_TOKENS = 131_072
 MAX_GENERATED_TOKENS = 131_072
@@ -23,6 +41,8 @@ MAX_PROMPT_LOGPROBS = 1 << 19
 """Log-probabilities of a prompt: of its tokens and their alternatives together."""
 MAX_SCORED = 256
 """Tokens of a prompt whose log-probabilities one Commit brings: on a slow link a Ping may wait behind it."""
+FIRST_DIRECTIVE = Directive(window_nodes=48, window_depth=16, nodes_per_step=12, min_acceptance=0.05, draft_wait_ms=8)
+"""What a device drafts by until its verifier has said more."""
 
 
 class Finish(enum.IntEnum):
@@ -36,7 +56,7 @@ class Finish(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """Caps what a session may use in one epoch, as the verifier sets it; directives stay below."""
+    """Caps what a session may use in one epoch, as its session token says; directives stay below."""
 
     nodes: int = 64
     """W: nodes that the device may hold."""
@@ -49,52 +69,9 @@ class SessionLimits:
     children: int = 0
     """Children of one node that the target evaluates: 1 if it evaluates chains only; 0 for any number."""
 
-
-@dataclass(frozen=True)
-class Directive:
-    """The speculation window of a session, sent on the stream when it changes, always below the session's limits."""
-
-    window_nodes: int = 48
-    window_depth: int = 16
-    nodes_per_step: int = 12
-    """Nodes to verify in one step."""
-    min_acceptance: float = 0.05
-    """Least probability of acceptance, 0 to 1, at which a node is worth sending."""
-    draft_wait_ms: int = 8
-    """Time that the verifier waits for nodes before a plain step."""
-    step_ms: float = 0.0
-    """The target's recent step time; 0 if it is not yet known."""
-
-
-@dataclass(frozen=True)
-class Attach:
-    """A message that opens or resumes a session: all that the verifier needs, since the device holds durable state."""
-
-    epoch: int
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...] = ()
-    """Generated tokens received so far."""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int = 256
-    """Length of the whole generated sequence, `tokens` included; 0 only with `prompt_logprobs`."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end the sequence as EOS does, besides the target's own."""
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    """Most likely alternatives to send with each token's log-probability, 0 to MAX_LOGPROBS; None: send neither."""
-    prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
-    scored: int = 0
-    """Tokens of the prompt whose log-probabilities the device has received."""
-    min_tokens: int = 0
-    """Position before which no id that ends the sequence may come, unless its grammar leaves nothing else."""
-    undrafted: bool = False
-    """Whether the verifier adds no draft tokens of its own."""
-
     @property
-    def to_score(self) -> int:
-        """Return how many tokens of the prompt are scored in all: none, or all but the first."""
-        return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
+    def message(self) -> LimitsMessage:
+        return LimitsMessage(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -107,42 +84,61 @@ class TokenLogprobs:
     """(token id, log-probability) of the most likely tokens, the first most likely."""
 
 
-@dataclass(frozen=True)
-class Append:
-    """New nodes, of which node i has id `first_id + i`; parent 0 is the committed sequence at position `base`."""
-
-    epoch: int
-    first_id: int
-    base: int
-    """Tokens received by the device when it sent this."""
-    parents: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
-    idle: bool = False
-    """Whether nothing more will come before the next Commit."""
+def append_message(
+    epoch: int, first_id: int, base: int, parents: Sequence[int] = (), tokens: Sequence[int] = (), *, idle: bool = False
+) -> Append:
+    """Return new nodes: node i has id `first_id + i`, and parent 0 is the committed sequence at position `base`."""
+    up = [parent and own - parent for own, parent in enumerate(parents, first_id)]
+    return Append(epoch=epoch, first_id=first_id, base=base, up=up, token=tokens, idle=idle)
 
 
-@dataclass(frozen=True)
-class Commit:
-    """The tokens that the target produced, from position `start` on."""
-
-    epoch: int
-    start: int
-    tokens: tuple[int, ...]
-    seen: int
-    """The highest node id ingested, dead ones included."""
-    finish: Finish = Finish.NONE
-    evaluated: int = 0
-    """Nodes that this step's forward pass covered; 0 is a plain step."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token if Attach asked for them."""
-    scored: int = 0
-    """Tokens of the prompt that were scored before `prompt_logprobs`."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Those of the prompt's next tokens, at most MAX_SCORED, if Attach asked for them."""
+def parents_of(message: Append) -> list[int]:
+    """Return the id of each node's parent, 0 for the committed sequence."""
+    return [up and own - up for own, up in enumerate(message.up, message.first_id)]
 
 
-@dataclass(frozen=True)
-class Cancel:
-    """The device ends the session."""
+def pack_logprobs(message: Commit | PromptLogprobs, logprobs: Sequence[TokenLogprobs]) -> None:
+    """Put log-probabilities, each with as many alternatives, into a message that has none."""
+    message.logprob.extend(one.logprob for one in logprobs)
+    message.top_id.extend(token for one in logprobs for token, _ in one.top)
+    message.top_logprob.extend(value for one in logprobs for _, value in one.top)
 
-    epoch: int
+
+def logprobs_of(message: Commit | PromptLogprobs) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of a message that was checked."""
+    count = len(message.logprob)
+    each = len(message.top_id) // count if count else 0
+    tops = tuple(zip(message.top_id, message.top_logprob, strict=True))
+    return tuple(TokenLogprobs(value, tops[i * each : (i + 1) * each]) for i, value in enumerate(message.logprob))
+
+
+def sampling_message(params: SamplingParams) -> Sampling:
+    same = {name: value for name, value in vars(params).items() if name not in ("logit_bias", "typical")}
+    bias, rule = params.logit_bias, params.typical
+    typical = None if rule is None else TypicalMessage(**vars(rule))
+    return Sampling(**same, bias_id=[token for token, _ in bias], bias=[value for _, value in bias], typical=typical)
+
+
+def sampling_of(message: Sampling) -> SamplingParams:
+    """Return sampling parameters. Raises BadRequest for those out of bounds."""
+    if len(message.bias) != len(message.bias_id):
+        raise BadRequest.bound("length of sampling.bias", len(message.bias), f"{len(message.bias_id)}, that of bias_id")
+    rule = message.typical
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        seed=message.seed,
+        logit_bias=tuple(zip(message.bias_id, message.bias, strict=True)),
+        grammar=message.grammar,
+        typical=TypicalAcceptance(rule.epsilon, rule.delta) if message.HasField("typical") else None,
+    )
+
+
+def to_score(attach: Attach) -> int:
+    """Return how many tokens of the prompt an Attach has scored in all: none, or all but the first."""
+    return len(attach.prompt) - 1 if attach.HasField("prompt_logprobs") else 0

@@ -14,11 +14,17 @@ from outrider.core.protocol.messages import (
     Cancel,
     Commit,
     Finish,
+    PromptLogprobs,
     SessionLimits,
     TokenLogprobs,
+    pack_logprobs,
+    parents_of,
+    to_score,
 )
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import TreeBatch, Verified
+
+_FINISHES = {finish: f"FINISH_{finish.name}" for finish in Finish}
 
 
 class VerifierSession:
@@ -37,6 +43,12 @@ class VerifierSession:
         kept: Sequence[int] = (),
     ) -> None:
         self.attach = attach
+        self.max_tokens = attach.max_tokens
+        """Length of the whole generated sequence; 0 to score the prompt alone."""
+        self.logprobs = attach.logprobs if attach.HasField("logprobs") else None
+        """Alternatives to send with each token's log-probability; None to send neither."""
+        self.to_score = to_score(attach)
+        """Tokens of the prompt that are scored in all."""
         self.limits = limits
         self.epoch = attach.epoch
         self.end_token_ids = frozenset(attach.stop_token_ids) | (
@@ -47,7 +59,7 @@ class VerifierSession:
         """Tokens of the prompt whose log-probabilities were committed."""
         # Kept tokens have no log-probabilities: if the device asks for these, the tokens are computed again. And none
         # may come before the prompt's.
-        usable = attach.logprobs is None and not self.scoring and list(kept[: len(received)]) == received
+        usable = self.logprobs is None and not self.scoring and list(kept[: len(received)]) == received
         self.committed = list(kept) if usable else received
         self.base = len(received)
         self.seen = 0
@@ -75,7 +87,7 @@ class VerifierSession:
     @property
     def scoring(self) -> bool:
         """Return whether log-probabilities of the prompt are missing, before which no token may be committed."""
-        return self.scored < self.attach.to_score
+        return self.scored < self.to_score
 
     @property
     def held(self) -> int:
@@ -94,7 +106,7 @@ class VerifierSession:
         """
         if self.position == self.base and self.finish is Finish.NONE:
             return None
-        return Commit(self.epoch, self.base, tuple(self.committed[self.base :]), 0, self.finish, scored=self.scored)
+        return self._commit_message(self.base, self.committed[self.base :], seen=0)
 
     def append(self, message: Append) -> None:
         """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then nothing has changed.
@@ -107,8 +119,9 @@ class VerifierSession:
             return
         self._check(message)
         self._acknowledge(message.base)
-        for offset, (parent, token) in enumerate(zip(message.parents, message.tokens, strict=True)):
-            node_id = message.first_id + offset
+        for node_id, (parent, token) in enumerate(
+            zip(parents_of(message), message.token, strict=True), message.first_id
+        ):
             if node_id > self.seen:
                 self._ingest(node_id, parent, token, message.base)
                 self.seen = node_id
@@ -125,12 +138,15 @@ class VerifierSession:
         """
         commits = []
         for first in range(0, len(logprobs), MAX_SCORED):
-            part, before = tuple(logprobs[first : first + MAX_SCORED]), self.scored
+            part, before = logprobs[first : first + MAX_SCORED], self.scored
             self.scored += len(part)
-            finish = self._finish_of(self.committed)
-            commits.append(Commit(self.epoch, self.position, (), 0, finish, scored=before, prompt_logprobs=part))
-        if commits and commits[-1].finish is not Finish.NONE:
-            self._end(commits[-1].finish)
+            self.finish = self._finish_of(self.committed)
+            commit = self._commit_message(self.position, (), seen=0)
+            commit.prompt.start = before
+            pack_logprobs(commit.prompt, part)
+            commits.append(commit)
+        if self.finish is not Finish.NONE:
+            self._end(self.finish)
         return commits
 
     def change_draft(self) -> None:
@@ -143,11 +159,11 @@ class VerifierSession:
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
             return None
         self._end(Finish.CANCELLED)
-        return Commit(self.epoch, self.position, (), self.seen, self.finish, scored=self.scored)
+        return self._commit_message(self.position, ())
 
     def ends(self, token: int, position: int) -> bool:
         """Return whether the sequence ends with `token` at `position` (rule 14)."""
-        return token in self.end_token_ids or position + 1 >= self.attach.max_tokens
+        return token in self.end_token_ids or position + 1 >= self.max_tokens
 
     def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
         """Commit the verified tokens, alias the nodes that carried them and keep only descendants (rules 14 and 15).
@@ -171,12 +187,25 @@ class VerifierSession:
         self._sent.append((self.position, self.seen))
         if finish is not Finish.NONE:
             self._end(finish)
-        evaluated = sum(node > ROOT for node in batch.ids)
-        return Commit(self.epoch, start, verified.tokens, self.seen, finish, evaluated, scored=self.scored)
+        return self._commit_message(start, verified.tokens, evaluated=sum(node > ROOT for node in batch.ids))
+
+    def _commit_message(
+        self, start: int, tokens: Sequence[int], *, seen: int | None = None, evaluated: int = 0
+    ) -> Commit:
+        """Return a Commit of tokens from `start` on. seen: the credit that it returns, all of it if not given."""
+        return Commit(
+            epoch=self.epoch,
+            start=start,
+            token=tokens,
+            seen=self.seen if seen is None else seen,
+            finish=_FINISHES[self.finish],
+            evaluated=evaluated,
+            prompt=PromptLogprobs(start=self.scored) if self.scored else None,
+        )
 
     def _check(self, message: Append) -> None:
         """Refuse everything that an honest device never sends, before anything changes (rule 10)."""
-        last = message.first_id + len(message.tokens) - 1
+        last = message.first_id + len(message.token) - 1
         if message.first_id > self.seen + 1:
             limit = f"at most {self.seen + 1} (ids have no gaps)"
             raise ProtocolViolation.bound("first_id", message.first_id, limit)
@@ -197,8 +226,9 @@ class VerifierSession:
         fresh: dict[int, int] = {}  # new id -> the position after it; the dead are left out
         taken: set[tuple[int, int]] = set()  # (parent, or -1 - position of a late node, token) of the new nodes
         held = len(self.tree) + sum(after > message.base for after in self._aliases.values())
-        for offset, (parent, token) in enumerate(zip(message.parents, message.tokens, strict=True)):
-            node_id = message.first_id + offset
+        for node_id, (parent, token) in enumerate(
+            zip(parents_of(message), message.token, strict=True), message.first_id
+        ):
             if node_id <= self.seen:
                 continue
             position = fresh[parent] if parent in fresh else self._position_below(parent, message.base)
@@ -266,7 +296,7 @@ class VerifierSession:
             return Finish.NONE
         if tokens and tokens[-1] in self.end_token_ids:
             return Finish.EOS
-        return Finish.LENGTH if len(tokens) >= self.attach.max_tokens else Finish.NONE
+        return Finish.LENGTH if len(tokens) >= self.max_tokens else Finish.NONE
 
     def _end(self, finish: Finish) -> None:
         self.finish = finish

@@ -137,18 +137,20 @@ class ReleaseNotice(_message.Message):
     def __init__(self, serial: _Optional[int] = ...) -> None: ...
 
 class Append(_message.Message):
-    __slots__ = ("first_id", "base", "up", "token", "idle")
+    __slots__ = ("first_id", "base", "up", "token", "idle", "epoch")
     FIRST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     first_id: int
     base: int
     up: _containers.RepeatedScalarFieldContainer[int]
     token: _containers.RepeatedScalarFieldContainer[int]
     idle: bool
-    def __init__(self, first_id: _Optional[int] = ..., base: _Optional[int] = ..., up: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., idle: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, first_id: _Optional[int] = ..., base: _Optional[int] = ..., up: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., idle: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("start", "logprob", "top_id", "top_logprob")

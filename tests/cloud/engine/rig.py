@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from even_allocation import evenly
+from session_messages import attach, directive
 from tiny_targets import EOS, VOCAB
 
 from cloud_verifier.engine.config import EngineConfig
@@ -18,12 +19,12 @@ from cloud_verifier.engine.torch_backend.executor import TorchExecutor
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits, append_message
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 
 LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
-DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=5)
+DIRECTIVE = directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=5)
 
 Drafter = Callable[[DeviceSession, random.Random], None]
 """A function that adds nodes to a device's tree."""
@@ -185,9 +186,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def attach_of(prompt: Sequence[int], **changes: Any) -> Attach:
-    return Attach(**{"epoch": 1, "max_tokens": 16} | changes, prompt=tuple(prompt))
+    return attach(prompt=prompt, **{"max_tokens": 16} | changes)
 
 
 def nodes(*tokens: int, epoch: int = 1, first_id: int = 1, base: int = 0) -> Append:
     """Return an Append whose nodes are children of the root."""
-    return Append(epoch, first_id, base, (0,) * len(tokens), tokens)
+    return append_message(epoch, first_id, base, (0,) * len(tokens), tokens)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from rig import LIMITS, attach_of, engine_over
+from session_messages import directive
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.loop import COMPILING_POLL_S, EngineLoop
 from outrider.core.errors import BadRequest
-from outrider.core.protocol.messages import Directive
-from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
@@ -47,9 +46,9 @@ def start(epoch: int) -> pb.EngineRequest:
         session_id="s",
         epoch=epoch,
         start=pb.Start(
-            attach=codecs.attach_to_proto(attach_of([1, 2, 3], epoch=epoch)),
-            limits=codecs.limits_to_proto(LIMITS),
-            directive=codecs.directive_to_proto(Directive(draft_wait_ms=1000)),
+            attach=attach_of([1, 2, 3], epoch=epoch),
+            limits=LIMITS.message,
+            directive=directive(draft_wait_ms=1000),
         ),
     )
 
@@ -57,7 +56,7 @@ def start(epoch: int) -> pb.EngineRequest:
 def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
     target: Callable[[str], TargetModel],
 ) -> None:
-    with_a_gap = session_pb2.Append(first_id=50, base=0, up=[0], token=[1])
+    with_a_gap = session_pb2.Append(epoch=1, first_id=50, base=0, up=[0], token=[1])
     end = ScriptedEnd([start(1)], [pb.EngineRequest(session_id="s", epoch=1, append=with_a_gap), start(2)])
     EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
     sent = [(event.epoch, event.WhichOneof("kind")) for event in end.sent if event.session_id]

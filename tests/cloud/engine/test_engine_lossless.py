@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from rig import Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
+from session_messages import append
 from tiny_targets import Reference
 
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.protocol.messages import Append
 from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]
@@ -83,6 +83,6 @@ def test_a_draft_past_the_longest_sequence_of_the_model_is_harmless(target: Targ
     rig.attach("s", one)
     # A device that breaks rule 2: eight nodes deep with six tokens to come.
     chain = [*expected, 3, 3]
-    rig.engine.append("s", Append(1, 1, 0, (0, *range(1, 8)), tuple(chain)))
+    rig.engine.append("s", append(1, 1, 0, (0, *range(1, 8)), tuple(chain)))
     rig.run()
     assert one.device.received == expected

@@ -89,7 +89,7 @@ class Crowd:
         elif dice < 0.35 and self.live:
             name = self.rng.choice(sorted(self.live))
             one, _ = self.live.pop(name)
-            self.rig.engine.cancel(name, Cancel(one.device.epoch))
+            self.rig.engine.cancel(name, Cancel(epoch=one.device.epoch))
         elif dice < 0.45 and self.live:
             name = self.rng.choice(sorted(self.live))
             one, _ = self.live[name]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothing, perfect, prompt_of
+from session_messages import append, directive
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.protocol.messages import Append, Directive
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -104,7 +104,7 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
         "s",
         attach_of(PROMPT, ignore_eos=True, max_tokens=20),
         LIMITS,
-        Directive(draft_wait_ms=0),
+        directive(draft_wait_ms=0),
         draft_release="r1",
         record=True,
     )
@@ -114,13 +114,13 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     stats = rig.engine.stats().sessions["s"]
     assert (first.draft_release, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
 
-    rig.engine.append("s", Append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
+    rig.engine.append("s", append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
     rig.engine.set_draft_release("s", "r2")
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
     assert (stats.draft_release, stats.positions, stats.first_accepted) == ("r2", 0, 0)
 
-    rig.engine.append("s", Append(1, 3, 2, (0, 3), (expected[2], wrong[3])))
+    rig.engine.append("s", append(1, 3, 2, (0, 3), (expected[2], wrong[3])))
     rig.engine.step()
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 from rig import LIMITS, Rig, attach_of, client, nothing, perfect, prompt_of
+from session_messages import append, directive
 from tiny_targets import Reference
 
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.acceptance.history import HIT
-from outrider.core.protocol.messages import Append, Directive
 from outrider.core.telemetry import SessionTelemetry
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
-STREAMING = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
+STREAMING = directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
 
 
 def measured(rig: Rig, name: str = "s") -> SessionTelemetry:
@@ -28,7 +28,7 @@ def committed(rig: Rig) -> tuple[int, ...]:
     tokens: tuple[int, ...] = ()
     for event in rig.engine.step():
         assert isinstance(event, Committed)
-        tokens += event.commit.tokens
+        tokens += event.commit.token
     return tokens
 
 
@@ -61,5 +61,5 @@ def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: 
         committed(streaming)
         streaming.clock.now += 0.040 + 0.007
         base = measured(streaming).committed
-        streaming.engine.append("s", Append(1, turn + 1, base, (0,), (5,)))
+        streaming.engine.append("s", append(1, turn + 1, base, (0,), (5,)))
     assert measured(streaming).draft_ms == pytest.approx(7.0, abs=0.1)

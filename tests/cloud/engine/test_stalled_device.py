@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 from rig import LIMITS, Rig, attach_of, client, nothing, prompt_of
+from session_messages import directive
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Failed
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import Overloaded, Unavailable
-from outrider.core.protocol.messages import Directive
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
-STREAMING = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
+STREAMING = directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
 PROMPT = prompt_of(9)
 
 
@@ -25,7 +25,7 @@ def stalled(rig: Rig) -> list[int]:
     rig.engine.start("still", attach_of(PROMPT, max_tokens=80, ignore_eos=True), LIMITS, STREAMING)
     tokens: list[int] = []
     while len(tokens) < LIMITS.run_ahead:
-        tokens += [t for event in rig.engine.step() if isinstance(event, Committed) for t in event.commit.tokens]
+        tokens += [t for event in rig.engine.step() if isinstance(event, Committed) for t in event.commit.token]
     assert rig.engine.next_deadline() is None
     return tokens
 
@@ -50,7 +50,7 @@ def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Targe
     while rig.engine.next_deadline() is not None and len(tokens) < 5 + LIMITS.run_ahead:
         for event in rig.engine.step():
             assert isinstance(event, Committed)
-            tokens[event.commit.start :] = event.commit.tokens
+            tokens[event.commit.start :] = event.commit.token
     assert tokens == reference("llama").generate(PROMPT, 80, ignore_eos=True)[: len(tokens)]
     assert len(tokens) == 5 + LIMITS.run_ahead
     assert rig.engine.counters.prefilled == before  # what it had computed was in the prefix cache
