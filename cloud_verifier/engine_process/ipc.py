@@ -100,21 +100,12 @@ class EngineEnd:
 def failure_event(error: OutriderError, session_id: str = "", epoch: int = 0) -> pb.EngineEvent:
     """Return the event that ends an epoch of a session with an error, or that says why the engine ends."""
     failure = pb.EngineFailure(
-        kind=type(error).__name__,
-        message=str(error),
-        field=getattr(error, "field", ""),
-        retry_after_s=getattr(error, "retry_after_s", 0.0),
+        kind=errors.known(error).__name__, message=str(error), field=error.field, retry_after_s=error.retry_after_s
     )
     return pb.EngineEvent(session_id=session_id, epoch=epoch, failure=failure)
 
 
 def error_from_failure(failure: pb.EngineFailure) -> OutriderError:
     """Return the error that `failure_event` was given."""
-    cls = getattr(errors, failure.kind, InternalError)
-    if not (isinstance(cls, type) and issubclass(cls, OutriderError)):
-        return InternalError(failure.message)
-    if issubclass(cls, errors.BadRequest):
-        return cls(failure.message, field=failure.field)
-    if issubclass(cls, errors.Overloaded | errors.Unavailable):
-        return cls(failure.message, retry_after_s=failure.retry_after_s)
-    return cls(failure.message)
+    cls = errors.named(failure.kind) or InternalError
+    return cls(failure.message, field=failure.field, retry_after_s=failure.retry_after_s)

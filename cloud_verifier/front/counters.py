@@ -7,13 +7,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from outrider.core import errors
-from outrider.core.errors import OutriderError
+from outrider.core.errors import ANSWERS, OutriderError
 from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
 from outrider.core.protocol.messages import Directive
 from outrider.wire.v1 import session_pb2
 
-KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OutriderError))
+KINDS = tuple(cls.__name__ for cls in ANSWERS)
 """Class names of errors: exported at 0 from the beginning, for a rate misses the event that creates a series."""
 DISCONNECTED = "gone"
 """The end of a stream whose device disconnected without a Cancel."""

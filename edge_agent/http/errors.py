@@ -97,22 +97,6 @@ def _path(within: Sequence[int | str]) -> str:
     return path
 
 
-_ANSWERS: Sequence[tuple[type[OutriderError], int, str, str]] = (
-    (errors.VocabularyMismatch, 500, "server_error", "vocabulary_mismatch"),
-    (errors.ProtocolViolation, 502, "upstream_error", "protocol_violation"),
-    (errors.ModelRefused, 400, _INVALID, "model_refused"),
-    (errors.NotFound, 404, _INVALID, "not_found"),
-    (errors.Killed, 410, "upstream_error", "session_killed"),  # clients repeat a 5xx: the request would be back
-    (errors.Overloaded, 429, "rate_limit_error", "overloaded"),
-    (errors.Unavailable, 503, "service_unavailable_error", "unavailable"),
-    (errors.TimedOut, 504, "timeout_error", "timeout"),
-    (errors.Unauthenticated, 502, "upstream_error", "upstream_refused"),
-    (errors.PermissionDenied, 502, "upstream_error", "upstream_refused"),
-    (OutriderError, 500, "server_error", "internal_error"),
-)
-"""(error, status, type, code), of which the first that fits is taken."""
-
-
 def api_error(error: Exception, *, chat: bool = False) -> ApiError:
     """Return the answer to an error. chat: in a chat's request. Unexpected errors are logged, and not shown."""
     if isinstance(error, ApiError):
@@ -120,10 +104,11 @@ def api_error(error: Exception, *, chat: bool = False) -> ApiError:
     if not isinstance(error, OutriderError):
         log.error("a request failed", exc_info=error)
         return ApiError(500, "the server failed; its log says why", "server_error", code="internal_error")
-    if isinstance(error, BadRequest) and not isinstance(error, errors.VocabularyMismatch | errors.ProtocolViolation):
-        code = "context_length_exceeded" if error.field in TOO_LONG else "invalid_value"
-        return ApiError(400, str(error), param=_param(error.field, chat), code=code)
-    status, kind, code = next(answer[1:] for answer in _ANSWERS if isinstance(error, answer[0]))
+    known = errors.known(error)
+    status, kind, code = errors.ANSWERS[known].http
+    if known is BadRequest:
+        code = "context_length_exceeded" if error.field in TOO_LONG else code
+        return ApiError(status, str(error), kind, _param(error.field, chat), code)
     message, headers = str(error), {}
     if isinstance(error, errors.TimedOut) and error.seconds:
         what = "no token came within" if error.first_token else "the request took longer than"

@@ -1,4 +1,4 @@
-"""Define the one tree of errors; wire.status maps each class to a gRPC status and back.
+"""Define the one tree of errors, and how each class is answered over gRPC and HTTP.
 
     OutriderError
     |-- BadRequest                 the caller sent something wrong; sending it again cannot help
@@ -21,7 +21,8 @@ Every message says what was wrong, what was got and how to correct it.
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 
 class OutriderError(Exception):
@@ -30,13 +31,16 @@ class OutriderError(Exception):
     retry_after_s = 0.0
     """Seconds after which the peer asks for another try; 0 if it named none."""
 
+    def __init__(self, message: str, *, field: str = "", retry_after_s: float | None = None) -> None:
+        """field: what is out of bounds. retry_after_s: as of the class if not given."""
+        super().__init__(message)
+        self.field = field
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
+
 
 class BadRequest(OutriderError):
     """A value is outside its stated bound. `field` names it."""
-
-    def __init__(self, message: str, *, field: str = "") -> None:
-        super().__init__(message)
-        self.field = field
 
     @classmethod
     def bound(cls, field: str, got: object, bound: str) -> Self:
@@ -81,9 +85,7 @@ class Killed(OutriderError):
 class Overloaded(OutriderError):
     """Refused before any work was done. `retry_after_s` is in seconds."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 1.0
 
 
 class Unavailable(OutriderError):
@@ -91,10 +93,6 @@ class Unavailable(OutriderError):
 
     waited = False
     """Whether it was waited for longer than a restart takes: another try would only wait again."""
-
-    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class Draining(Unavailable):
@@ -107,8 +105,8 @@ class TimedOut(OutriderError):
     `seconds`: that time. `first_token`: whether it was the time until the first token.
     """
 
-    def __init__(self, message: str, *, seconds: float = 0.0, first_token: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, seconds: float = 0.0, first_token: bool = False, **fields: Any) -> None:
+        super().__init__(message, **fields)
         self.seconds = seconds
         self.first_token = first_token
 
@@ -119,3 +117,42 @@ class ModelRefused(OutriderError):
 
 class InternalError(OutriderError):
     """Something that must not happen happened here."""
+
+
+class Answer(NamedTuple):
+    """How a class of errors is answered. http: status, type and code in OpenAI's shape."""
+
+    grpc: str
+    http: tuple[int, str, str]
+
+
+_INVALID, _SERVER, _UPSTREAM = "invalid_request_error", "server_error", "upstream_error"
+ANSWERS: Mapping[type[OutriderError], Answer] = {
+    BadRequest: Answer("INVALID_ARGUMENT", (400, _INVALID, "invalid_value")),
+    ProtocolViolation: Answer("INVALID_ARGUMENT", (502, _UPSTREAM, "protocol_violation")),
+    VocabularyMismatch: Answer("FAILED_PRECONDITION", (500, _SERVER, "vocabulary_mismatch")),
+    Unauthenticated: Answer("UNAUTHENTICATED", (502, _UPSTREAM, "upstream_refused")),
+    PermissionDenied: Answer("PERMISSION_DENIED", (502, _UPSTREAM, "upstream_refused")),
+    NotFound: Answer("NOT_FOUND", (404, _INVALID, "not_found")),
+    Fenced: Answer("ABORTED", (500, _SERVER, "internal_error")),
+    # Final, also to a peer that knows the status alone; HTTP clients would repeat what is answered by 5xx.
+    Killed: Answer("FAILED_PRECONDITION", (410, _UPSTREAM, "session_killed")),
+    Overloaded: Answer("RESOURCE_EXHAUSTED", (429, "rate_limit_error", "overloaded")),
+    Unavailable: Answer("UNAVAILABLE", (503, "service_unavailable_error", "unavailable")),
+    Draining: Answer("UNAVAILABLE", (503, "service_unavailable_error", "unavailable")),
+    TimedOut: Answer("DEADLINE_EXCEEDED", (504, "timeout_error", "timeout")),
+    ModelRefused: Answer("FAILED_PRECONDITION", (400, _INVALID, "model_refused")),
+    InternalError: Answer("INTERNAL", (500, _SERVER, "internal_error")),
+    OutriderError: Answer("UNKNOWN", (500, _SERVER, "internal_error")),
+}
+_BY_NAME = {cls.__name__: cls for cls in ANSWERS}
+
+
+def known(error: OutriderError) -> type[OutriderError]:
+    """Return the class that a peer knows of an error: its own, or the nearest one above it."""
+    return next(cls for cls in type(error).__mro__ if cls in ANSWERS)
+
+
+def named(name: str) -> type[OutriderError] | None:
+    """Return the class of a name; None for one that is not known here."""
+    return _BY_NAME.get(name)

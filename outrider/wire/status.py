@@ -1,4 +1,4 @@
-"""Convert core errors to gRPC statuses and back.
+"""Convert core errors to gRPC statuses (core.errors.ANSWERS) and back.
 
 A status code alone is too coarse (three errors are INVALID_ARGUMENT or FAILED_PRECONDITION), so the class travels by
 name in the trailing metadata, with the fields that it carries. For a status without such a name, as gRPC itself sends,
@@ -16,33 +16,15 @@ from typing import Any, NoReturn
 import grpc
 
 from outrider.core import errors
-from outrider.core.errors import OutriderError
+from outrider.core.errors import ANSWERS, OutriderError
 
 log = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
 
-CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
-    errors.BadRequest: Code.INVALID_ARGUMENT,
-    errors.ProtocolViolation: Code.INVALID_ARGUMENT,
-    errors.VocabularyMismatch: Code.FAILED_PRECONDITION,
-    errors.Unauthenticated: Code.UNAUTHENTICATED,
-    errors.PermissionDenied: Code.PERMISSION_DENIED,
-    errors.NotFound: Code.NOT_FOUND,
-    errors.Fenced: Code.ABORTED,
-    errors.Killed: Code.FAILED_PRECONDITION,  # final, also to a peer that does not know the name
-    errors.Overloaded: Code.RESOURCE_EXHAUSTED,
-    errors.Unavailable: Code.UNAVAILABLE,
-    errors.Draining: Code.UNAVAILABLE,
-    errors.TimedOut: Code.DEADLINE_EXCEEDED,
-    errors.ModelRefused: Code.FAILED_PRECONDITION,
-    errors.InternalError: Code.INTERNAL,
-    OutriderError: Code.UNKNOWN,
-}
-
 # What a code means when it comes without our metadata: from gRPC itself, a proxy, or a newer peer.
 _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
-    **{code: cls for cls, code in reversed(list(CODES.items()))},
+    **{Code[answer.grpc]: cls for cls, answer in reversed(ANSWERS.items())},
     Code.OUT_OF_RANGE: errors.BadRequest,
     Code.FAILED_PRECONDITION: errors.BadRequest,
     Code.UNIMPLEMENTED: errors.BadRequest,
@@ -70,8 +52,6 @@ _REASONS = (
 )
 """(what gRPC's text about a failed connection contains, in small letters; what that means), the first that fits."""
 
-_BY_NAME = {cls.__name__: cls for cls in CODES}
-
 ERROR_KEY = "outrider-error"
 _RETRY_KEY = "outrider-retry-after-s"
 _FIELD_KEY = "outrider-field-bin"  # bytes: a field may name what a peer sent
@@ -89,12 +69,12 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     """End the call with the status of `error`. The peer is sent no more than the error's own message."""
     if isinstance(error, grpc.aio.AbortError) or not isinstance(error, Exception):
         raise error  # already ended, or a cancellation
-    known = error if isinstance(error, OutriderError) else _disguised(error)
+    told = error if isinstance(error, OutriderError) else _disguised(error)
     # The frames hold what the peer sent; in a reference cycle with the abort they would wait for the collector.
     error.__traceback__ = None
-    cls = next(cls for cls in type(known).__mro__ if cls in CODES)
-    await context.abort(CODES[cls], _clipped(str(known), MAX_MESSAGE_BYTES), _trailers(cls.__name__, known))
-    raise known  # unreachable: abort raises
+    cls = errors.known(told)
+    await context.abort(Code[ANSWERS[cls].grpc], _clipped(str(told), MAX_MESSAGE_BYTES), _trailers(cls, told))
+    raise told  # unreachable: abort raises
 
 
 @contextlib.asynccontextmanager
@@ -114,14 +94,11 @@ def error_from_rpc(error: grpc.RpcError, peer: str = "the peer", advice: str = "
     code: grpc.StatusCode = getattr(error, "code", lambda: Code.UNKNOWN)()
     message = str(getattr(error, "details", lambda: "")() or "")
     trailers = dict(getattr(error, "trailing_metadata", lambda: ())() or ())
-    cls = _BY_NAME.get(_text(trailers.get(ERROR_KEY, "")))
+    cls = errors.named(_text(trailers.get(ERROR_KEY, "")))
     if cls is None:
         return _plain(code, message, peer, advice)
-    if issubclass(cls, errors.BadRequest):
-        return cls(message, field=_text(trailers.get(_FIELD_KEY, "")))
-    if issubclass(cls, errors.Overloaded) or (issubclass(cls, errors.Unavailable) and _RETRY_KEY in trailers):
-        return cls(message, retry_after_s=_retry(trailers.get(_RETRY_KEY)))
-    return cls(message)
+    retry_after_s = _retry(trailers[_RETRY_KEY]) if _RETRY_KEY in trailers else None
+    return cls(message, field=_text(trailers.get(_FIELD_KEY, "")), retry_after_s=retry_after_s)
 
 
 def _plain(code: grpc.StatusCode, message: str, peer: str, advice: str) -> OutriderError:
@@ -148,11 +125,11 @@ def _why(code: grpc.StatusCode, message: str) -> str:
     return next((words for part, words in _REASONS if part in message.lower()), "there is no connection")
 
 
-def _trailers(name: str, error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, name)]
-    if isinstance(error, errors.BadRequest) and error.field:
+def _trailers(cls: type[OutriderError], error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, cls.__name__)]
+    if error.field:
         trailers.append((_FIELD_KEY, _clipped(error.field, MAX_FIELD_BYTES).encode()))
-    if error.retry_after_s or isinstance(error, errors.Overloaded):
+    if error.retry_after_s or cls.retry_after_s:
         trailers.append((_RETRY_KEY, repr(float(error.retry_after_s))))
     return tuple(trailers)
 
@@ -173,9 +150,9 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _retry(value: str | bytes | None) -> float:
+def _retry(value: str | bytes) -> float:
     try:
-        seconds = float(_text(value or "1"))
+        seconds = float(_text(value) or "1")
     except ValueError:
         return 1.0
     return min(max(seconds, 0.0), MAX_RETRY_S) if seconds == seconds else 1.0

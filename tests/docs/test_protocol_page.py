@@ -14,11 +14,10 @@ from cloud_verifier.front.session_stream import BURST, MESSAGES_PER_S
 from edge_agent.sdk.sessions import RESUME_BUDGET_S
 from edge_agent.session.failover import NextAttach, next_attach
 from edge_agent.session.stream import SILENCE_S
-from outrider.core.errors import OutriderError
+from outrider.core.errors import ANSWERS, OutriderError
 from outrider.core.protocol import messages
 from outrider.core.sampling import MAX_BIASES
 from outrider.wire import channels, checks
-from outrider.wire.status import CODES
 
 TEXT = text_of("docs/protocol.md")
 ROWS = dict(re.findall(r"^\| `?([^|]+?)`? \| ([^|]+) \|", TEXT, re.MULTILINE))
@@ -30,8 +29,8 @@ DOCUMENTED = {
 
 
 def test_every_error_is_documented_with_its_status_and_what_a_device_does_next():
-    named = {cls for cls in CODES if cls is not OutriderError}
-    assert {cls.__name__: (CODES[cls].name, WHERE[next_attach(cls("..."))]) for cls in named} == DOCUMENTED
+    named = {cls for cls in ANSWERS if cls is not OutriderError}
+    assert {cls.__name__: (ANSWERS[cls].grpc, WHERE[next_attach(cls("..."))]) for cls in named} == DOCUMENTED
 
 
 @pytest.mark.parametrize(
