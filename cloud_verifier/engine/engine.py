@@ -22,11 +22,12 @@ from itertools import compress
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
+from cloud_verifier.engine.nodes import DEVICE, NO_NODES
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, at_half_cost, by_acceptance
 from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.session import DEVICE, NO_NODES, EngineSession
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
 from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats, MovingAverage
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -53,7 +54,6 @@ from outrider.core.protocol.messages import (
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import RULES
 from outrider.core.text import short_id
-from outrider.core.tree import ROOT
 from outrider.core.verification import Verified
 from outrider.telemetry.logs import about
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
@@ -441,8 +441,8 @@ class Engine:
                 device = session.nodes.outcomes.get(DEVICE, NO_NODES)
                 others = {n: (o.evaluated, o.accepted) for n, o in session.nodes.outcomes.items() if n != DEVICE}
                 counters.count_nodes(device.evaluated, device.accepted, others, lossy=session.lossy)
-                counters.server_evaluated += sum(node < ROOT for node in batch.ids)
-                counters.server_accepted += sum(batch.ids[row - 1] < ROOT for row in verified.rows)
+                counters.server_evaluated += len(batch.ids) - device.evaluated
+                counters.server_accepted += len(verified.rows) - device.accepted
                 self._executor.keep(one, verified.rows)
             session.nodes.withdraw()
             self._overlay.committed(SessionRows(session, computed, batch), verified, price)

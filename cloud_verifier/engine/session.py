@@ -6,24 +6,23 @@ The keys and values of the session belong to the target's executor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 
+from cloud_verifier.engine.nodes import DEVICE, NO_NODES, PendingNodes
 from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage
-from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
+from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.constraint import GrammarState, constraint_of
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs, pack_logprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import SamplingParams
 from outrider.core.text import counted
-from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -122,201 +121,6 @@ class DeviceTiming:
             self._futile_waits = 0
 
 
-class ProposedTree(TokenTree):
-    """A token tree of one source, whose node ids count from 1; each node has a kind (NodeAcceptance)."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(position)
-        self.kinds: dict[int, int] = {}
-        """Node id -> kind."""
-
-    def propose(self, parent: int, token: int, kind: int) -> int:
-        """Add a node and return its id. The caller ensures that no sibling has the token."""
-        node = self.add(len(self) + 1, parent, token)
-        self.kinds[node.id] = kind
-        return node.id
-
-
-@dataclass(frozen=True)
-class SourceOutcome:
-    """Counts what one source of nodes has brought in one step of a session."""
-
-    evaluated: int
-    """Nodes that it proposed, others too or not."""
-    accepted: int
-    added: int
-    """Evaluated nodes that neither the device nor a source before it proposed."""
-    gain: int
-    """Accepted nodes beyond those that the device and the sources before it lead to."""
-
-
-NO_NODES = SourceOutcome(0, 0, 0, 0)
-DEVICE = "device"
-"""The device among the sources of nodes."""
-
-
-class PendingNodes:
-    """Ranks the nodes that a session's next step may take: its device's, merged with those of the verifier's sources.
-
-    The verifier's own nodes have ids below 0, which never travel. ignored: number of the device's nodes that were found
-    outside its window. most_together: the most nodes of all sources in a step.
-    """
-
-    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, capabilities: Capabilities) -> None:
-        """Rank nodes by `acceptance`, those that a target with these capabilities can evaluate."""
-        self.ignored = 0
-        self.outcomes: Mapping[str, SourceOutcome] = {}
-        """What each source has brought in the last step, by name."""
-        self.server_gain = MovingAverage(0.1)
-        """Accepted nodes of a step to which the verifier's own sources would lead without the device. Steps in which a
-        device had nodes and no source was asked tell nothing about it."""
-        self.most_together = min(protocol.limits.nodes, capabilities.nodes_per_step)
-        self._capabilities = capabilities
-        self._protocol = protocol
-        self._acceptance = acceptance
-        self._by_source: dict[str, NodeAcceptance] = {}
-        self._offered: Mapping[str, ProposedTree] = {}
-        """Trees of the verifier's sources, for one step."""
-        self._merged: TokenTree | None = None
-        self._proposers: dict[int, set[str]] = {}
-        """Names of the sources of each node of the merged tree."""
-        self._ranked: list[tuple[float, int]] | None = None
-        """(probability of acceptance, id), ancestors first; None after a change."""
-        self._outside: set[int] = set()
-        """Ids of nodes in the tree that were found outside the window, so that each is counted once."""
-
-    @property
-    def tree(self) -> TokenTree:
-        return self._protocol.tree if self._merged is None else self._merged
-
-    @property
-    def trees(self) -> bool:
-        """Return whether the target evaluates more than one path of them."""
-        return self._capabilities.trees
-
-    @property
-    def vocabulary(self) -> int:
-        """Return V, below which their token ids are."""
-        return self._capabilities.vocabulary
-
-    def most(self, directive: Directive) -> int:
-        """Return the most nodes of the device that a step may take by the directive and the target's capabilities."""
-        if not directive.window_depth:
-            return 0
-        return min(directive.nodes_per_step, directive.window_nodes, self._capabilities.nodes_per_step)
-
-    def acceptance_of(self, source: str, prior: NodeAcceptance) -> NodeAcceptance:
-        """Return the acceptance of a source's nodes in this session. prior: where a new one starts."""
-        if source not in self._by_source:
-            self._by_source[source] = NodeAcceptance(prior)
-        return self._by_source[source]
-
-    def offer(self, trees: Mapping[str, ProposedTree], directive: Directive) -> None:
-        """Merge trees of the verifier's sources with the device's nodes for one step, by (parent, token).
-
-        trees: by a source's name, of which `acceptance_of` has been asked. A node that several have proposed is as
-        probable as the surest of them says.
-        """
-        device = self._protocol.tree
-        found = self._acceptance.estimates(device)
-        ranked = self._within_window(ranked_by(device, found), directive)
-        allowed = {node for _, node in ranked[: self.most(directive)]}
-        merged, estimates, proposers = TokenTree(device.position), dict[int, float](), dict[int, set[str]]()
-        for node in device:
-            if node.id in allowed:
-                merged.add(node.id, node.parent, node.token)
-                estimates[node.id], proposers[node.id] = found[node.id], {DEVICE}
-        for name, tree in trees.items():
-            found, ids = self._by_source[name].estimates(tree, tree.kinds), {ROOT: ROOT}
-            for node in tree:
-                parent = ids[node.parent]
-                same = merged.child(parent, node.token)
-                if same is None:
-                    same = merged.add(-1 - len(merged), parent, node.token).id
-                ids[node.id] = same
-                estimates[same] = max(estimates.get(same, 0.0), found[node.id])
-                proposers.setdefault(same, set()).add(name)
-        self._offered, self._merged, self._proposers = trees, merged, proposers
-        best = ranked_by(merged, estimates)
-        self._ranked = best if self._capabilities.trees else _best_path(merged, best)
-
-    def withdraw(self) -> None:
-        """Drop the nodes of the verifier's sources."""
-        if self._merged is not None:
-            self._offered, self._merged, self._proposers, self._ranked = {}, None, {}, None
-
-    def changed(self) -> None:
-        """Rank anew: the device's nodes or its window have changed."""
-        self.withdraw()
-        self._ranked = None
-
-    def best(self, count: int, directive: Directive) -> list[tuple[float, int]]:
-        """Return (probability of acceptance, id) of the most probable nodes, ancestors first."""
-        if self._ranked is None:
-            self._ranked = self._within_window(self._acceptance.ranked(self._protocol.tree), directive)
-            if not self._capabilities.trees:
-                self._ranked = _best_path(self.tree, self._ranked)
-        return self._ranked[:count]
-
-    def _outcomes(self, batch: TreeBatch, verified: Verified) -> dict[str, SourceOutcome]:
-        """Return what each source of the batch's nodes has brought, by name; the device is DEVICE."""
-        path = [batch.ids[row - 1] for row in verified.rows]
-        if self._merged is None:
-            count, accepted = len(batch.ids), len(path)
-            return {DEVICE: SourceOutcome(count, accepted, count, accepted)} if count else {}
-        outcomes, known, reached = dict[str, SourceOutcome](), set[str](), 0
-        for name in (DEVICE, *self._offered):
-            added = sum(name in self._proposers[node] and not known & self._proposers[node] for node in batch.ids)
-            known.add(name)
-            before, reached = reached, sum(1 for _ in takewhile(lambda node: known & self._proposers[node], path))
-            outcomes[name] = SourceOutcome(
-                evaluated=sum(name in self._proposers[node] for node in batch.ids),
-                accepted=sum(name in self._proposers[node] for node in path),
-                added=added,
-                gain=reached - before,
-            )
-        return outcomes
-
-    def _without_device(self, batch: TreeBatch, verified: Verified) -> int:
-        """Return how many of the accepted nodes the verifier's own sources would have led to by themselves."""
-        path = (batch.ids[row - 1] for row in verified.rows)
-        return sum(1 for _ in takewhile(lambda node: self._proposers.get(node, {DEVICE}) != {DEVICE}, path))
-
-    def learn(self, batch: TreeBatch, verified: Verified) -> None:
-        """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
-        sources."""
-        tokens = verified.tokens
-        self.outcomes = self._outcomes(batch, verified)
-        if self._offered or not any(node > ROOT for node in batch.ids):
-            self.server_gain.add(self._without_device(batch, verified))
-        self._acceptance.learn(self._protocol.tree, tokens)
-        for name, tree in self._offered.items():
-            self._by_source[name].learn(tree, tokens, tree.kinds)
-        self.changed()
-
-    def _within_window(self, ranked: list[tuple[float, int]], directive: Directive) -> list[tuple[float, int]]:
-        """Return the device's nodes that its directive allows, and count the others."""
-        tree = self._protocol.tree
-        beyond = tree.position + directive.window_depth
-        near = [best for best in ranked if tree[best[1]].position < beyond]
-        within = near[: directive.window_nodes]
-        if self._outside or len(within) < len(ranked):
-            outside = {node for _, node in ranked} - {node for _, node in within}
-            self.ignored += len(outside - self._outside)
-            self._outside = {node for node in self._outside | outside if node in tree}
-        return within
-
-
-def _best_path(tree: TokenTree, ranked: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return the nodes of the most probable path, out of (probability, id), the most probable and ancestors first."""
-    path, tip = [], ROOT
-    for probability, node in ranked:
-        if tree[node].parent == tip:
-            path.append((probability, node))
-            tip = node
-    return path
-
-
 class EngineSession:
     """Runs one epoch of a session in the engine.
 
@@ -374,7 +178,9 @@ class EngineSession:
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._steps = self._committed = self._evaluated = self._accepted = 0
         """Verification steps, committed tokens, and its device's evaluated and accepted nodes."""
-        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
+        self.nodes = PendingNodes(
+            protocol, NodeAcceptance(acceptance), most=capabilities.nodes_per_step, trees=capabilities.trees
+        )
         self._nodes_per_level = MovingAverage(0.1)
         self.nodes.server_gain.add(server_gain)
         self._with_device = MovingAverage(0.1)
@@ -490,9 +296,7 @@ class EngineSession:
         """Return the acceptance of the nodes that a step may take, those of the verifier's sources among them if there
         are any."""
         nodes = self.nodes
-        return self._acceptances(
-            nodes.most(self.directive) if nodes.tree is self.protocol.tree else nodes.most_together
-        )
+        return self._acceptances(nodes.most_together if nodes.merged else nodes.most(self.directive))
 
     def _acceptances(self, count: int) -> Acceptances:
         return tuple(acceptance for acceptance, _ in self.nodes.best(count, self.directive))
@@ -550,9 +354,11 @@ class EngineSession:
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
+        depths = zip(batch.ids, batch.depths, strict=True)
+        levels = max((depth for node, depth in depths if self.nodes.of_device(node)), default=0)
         self.nodes.learn(batch, verified)
         device, tokens = self.nodes.outcomes.get(DEVICE, NO_NODES), len(verified.tokens)
-        commit = self.protocol.commit(batch, verified)
+        commit = self.protocol.commit(batch, verified, evaluated=device.evaluated)
         if self.logprobs:
             pack_logprobs(commit, self.logprobs)
             self.logprobs = ()
@@ -564,7 +370,6 @@ class EngineSession:
         self._accepted += device.accepted
         self.timing.on_commit(now, self.protocol.position, evaluated=device.evaluated > 0)
         if device.evaluated:
-            levels = max(depth for node, depth in zip(batch.ids, batch.depths, strict=True) if node > ROOT)
             self._nodes_per_level.add(device.evaluated / levels)
             self._with_device.add(len(verified.rows))
         return commit

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.nodes import ProposedTree
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
 from outrider.core.proposals import Proposal

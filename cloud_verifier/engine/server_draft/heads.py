@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.server_draft.base import (
     CHILDREN,
     EvaluatedRows,
@@ -27,7 +28,7 @@ from cloud_verifier.engine.server_draft.base import (
     without_early_ends,
 )
 from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, MedusaHeads
-from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.server_draft.base import (
     USUAL_TOKENS,
     EvaluatedRows,
@@ -22,7 +23,7 @@ from cloud_verifier.engine.server_draft.base import (
     kind_of,
     without_early_ends,
 )
-from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT

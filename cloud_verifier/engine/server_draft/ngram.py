@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.server_draft.base import (
     CHILDREN,
     USUAL_TOKENS,
@@ -18,7 +19,7 @@ from cloud_verifier.engine.server_draft.base import (
     ProposalRequest,
     grow,
 )
-from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.session import EngineSession
 from outrider.core.ngram import NgramModel
 from outrider.core.proposals import Proposal, propose_among
 

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.interface import SessionRows, TargetExecutor
+from cloud_verifier.engine.nodes import NO_NODES, ProposedTree
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ServerSource
-from cloud_verifier.engine.session import NO_NODES, EngineSession, ProposedTree
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler

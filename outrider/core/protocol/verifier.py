@@ -165,12 +165,12 @@ class VerifierSession:
         """Return whether the sequence ends with `token` at `position` (rule 14)."""
         return token in self.end_token_ids or position + 1 >= self.max_tokens
 
-    def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
+    def commit(self, batch: TreeBatch, verified: Verified, *, evaluated: int | None = None) -> Commit:
         """Commit the verified tokens, alias the nodes that carried them and keep only descendants (rules 14 and 15).
 
-        The batch may have nodes of the verifier's own beside the device's. Their ids are below 0, and nothing here
-        counts or keeps them: only the tokens of the walk are committed, and aliases are those of the device's tree.
-        Raises Fenced if the session has moved on since the batch was made.
+        evaluated: the device's nodes in the batch, all of them if not given. A batch may have nodes of the verifier's
+        own, too, which leave no trace here: only the tokens of the walk are committed, and aliases are those of the
+        device's tree. Raises Fenced if the session has moved on since the batch was made.
         """
         if batch.position != self.position or self.finish is not Finish.NONE:
             raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
@@ -183,11 +183,13 @@ class VerifierSession:
             if carried is not None:
                 self._aliases[carried] = self.position
         self.idle = False
-        finish = self._finish_of(self.committed)
+        self.finish = self._finish_of(self.committed)
         self._sent.append((self.position, self.seen))
-        if finish is not Finish.NONE:
-            self._end(finish)
-        return self._commit_message(start, verified.tokens, evaluated=sum(node > ROOT for node in batch.ids))
+        if self.finish is not Finish.NONE:
+            self._end(self.finish)
+        return self._commit_message(
+            start, verified.tokens, evaluated=len(batch.ids) if evaluated is None else evaluated
+        )
 
     def _commit_message(
         self, start: int, tokens: Sequence[int], *, seen: int | None = None, evaluated: int = 0

@@ -12,11 +12,12 @@ from rig import Drafter, Rig, adversary, client, nothing, perfect, prompt_of, ra
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.row_allocation import by_acceptance
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Drafting, Overlay
-from cloud_verifier.engine.session import EngineSession, ProposedTree
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.sampling import SamplingParams

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cloud_verifier.engine.session import DEVICE, NO_NODES, Capabilities, PendingNodes, ProposedTree
+from cloud_verifier.engine.nodes import DEVICE, NO_NODES, PendingNodes, ProposedTree
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
@@ -47,13 +47,13 @@ class OverlayMachine(RuleBasedStateMachine):
         self.device = DeviceSession((1, 2), max_tokens=length, eos_token_ids=(EOS,))
         attach = self.device.attach(1, limits)
         self.verifier = VerifierSession(attach, limits, eos_token_ids=(EOS,))
-        capabilities = Capabilities(trees=trees, nodes_per_step=6, max_sequence=100, vocabulary=VOCABULARY)
-        self.nodes = PendingNodes(self.verifier, NodeAcceptance(), capabilities)
+        self.nodes = PendingNodes(self.verifier, NodeAcceptance(), most=6, trees=trees)
         for name in ("a", "b"):
             self.nodes.acceptance_of(name, NodeAcceptance())
         self.up: deque[Append] = deque()
         self.down: deque[Commit] = deque()
-        self.evaluated: set[int] = set()
+        self.evaluated: set[tuple[int, ...]] = set()
+        """Nodes of the device, by all generated tokens down to each."""
 
     @precondition(lambda self: not self.device.finished and self.device.room > 0)
     @rule(right=st.booleans())
@@ -96,12 +96,14 @@ class OverlayMachine(RuleBasedStateMachine):
         assert len(batch.ids) <= self.limits.nodes  # for so many the target has room
         verified = verify(batch, lambda row, path: self.truth[before + len(path)], self.verifier.ends)
         assert list(verified.tokens) == self.truth[before : before + len(verified.tokens)]
-        own = [node for node in batch.ids if node > ROOT]
+        known = tuple(self.verifier.committed)
+        own = [(*known, *self.nodes.tree.path(node)) for node in batch.ids if self.nodes.of_device(node)]
         assert self.evaluated.isdisjoint(own)  # no node of the device is evaluated twice
         self.evaluated |= set(own)
         self.nodes.learn(batch, verified)
-        commit = self.verifier.commit(batch, verified)
-        assert commit.evaluated == len(own) == self.nodes.outcomes.get(DEVICE, NO_NODES).evaluated
+        evaluated = self.nodes.outcomes.get(DEVICE, NO_NODES).evaluated
+        commit = self.verifier.commit(batch, verified, evaluated=evaluated)
+        assert commit.evaluated == len(own) == evaluated
         self.down.append(commit)
 
     def _proposed(self, right: float) -> ProposedTree:
@@ -123,8 +125,7 @@ class OverlayMachine(RuleBasedStateMachine):
     @invariant()
     def nodes_held_are_the_devices_alone(self) -> None:
         assert self.verifier.held <= self.limits.nodes
-        assert all(node.id > ROOT for node in self.verifier.tree)
-        assert all(node > ROOT for node in self.verifier._aliases)
+        assert all(node.id <= self.verifier.seen for node in self.verifier.tree)
 
     @invariant()
     def with_nothing_under_way_the_device_has_every_node_that_the_verifier_has(self) -> None:
