@@ -56,7 +56,7 @@ class Site:
 
 def sites(pair: Pair, vllm_python: Path | None) -> list[Site]:
     """Return the verifiers that are measured."""
-    alone = ("--server-sources", "")
+    alone = ("--engine-args", '{"ngram": false, "prefix_cache": false}')
     found = [Site(alone, {DEVICES: "auto"}), Site(pair.own_speculation, {VERIFIER: None, BOTH: "auto"})]
     if vllm_python is not None:
         engine = ("--engine", "vllm", "--engine-python", str(vllm_python))

@@ -150,7 +150,7 @@ class Testbed:
         """By the verifier's address."""
         self._verifier_core, self._device_core = harness.cores()
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1", "--dtype", "float32")
-        self._verifier_options = (*models, "--no-prefix-cache", "--drain-s", "1")
+        self._verifier_options = (*models, "--engine-args", '{"ngram": false, "prefix_cache": false}', "--drain-s", "1")
         self._coordinator_options = ("--redis", redis.url, "--state-dir", str(state))
 
     @classmethod

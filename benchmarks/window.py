@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -67,8 +68,9 @@ class Site:
         """Run the verifier, throttled."""
         options = list(self.options)
         if self.fixed is not None:
-            # Two draft tokens a level, and levels ahead for the longest distance.
-            options += ["--window-depth", "24", "--nodes-per-step", str(2 * self.fixed), "--draft-wait-ms", "0"]
+            # Two draft tokens a level.
+            pinned = {"nodes_per_step": 2 * self.fixed, "draft_wait_ms": 0, "ngram": False, "prefix_cache": False}
+            options += ["--engine-args", json.dumps(pinned)]
         throttle = environment(step_ms)
         control = ("--no-window-control",) if self.fixed is not None else ()
         async with harness.one_verifier(

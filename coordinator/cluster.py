@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -34,10 +35,8 @@ def stand_apart(scratch: Path, *, prefix_cache: bool = True) -> None:
     """
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
-    os.environ["OUTRIDER_VERIFIER_SERVER_SOURCES"] = ""
     os.environ["OUTRIDER_EDGE_CACHE_DIR"] = str(scratch / "cache")
-    if not prefix_cache:
-        os.environ["OUTRIDER_VERIFIER_PREFIX_CACHE"] = "false"
+    os.environ["OUTRIDER_VERIFIER_ENGINE_ARGS"] = json.dumps({"ngram": False, "prefix_cache": prefix_cache})
 
 
 OnLog = Callable[[str, str], None]

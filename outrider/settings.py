@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
@@ -103,6 +103,8 @@ def default_of(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if is_secret(field) or value is None or value == "":
         return "none"
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_defaults=True)
     if isinstance(value, bool | dict | tuple):
         return json.dumps(value)
     return str(value).replace(str(Path.home()), "~")
@@ -117,6 +119,8 @@ def metavar_of(name: str, field: FieldInfo) -> str:
     """Return the word that stands for a setting's value in a help text: its unit, or its type."""
     kinds = {get_origin(kind) or kind for kind in (field.annotation, *get_args(field.annotation))}
     unit = next((unit for end, unit in _UNITS.items() if name.endswith(end) and not name.endswith(_RATE)), "")
+    if any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds):
+        return "JSON"
     if str in kinds and "HOST:PORT" in (field.description or ""):
         return "HOST:PORT"
     return unit or next((word for kind, word in _TYPES.items() if kind in kinds), "TEXT")

@@ -92,7 +92,7 @@ class Pair:
     def own_speculation(self) -> tuple[str, ...]:
         """Return the options of a verifier that drafts by itself: n-grams, and heads or else the draft."""
         model = ("--heads", str(self.heads)) if self.heads else ("--server-draft", str(self.draft))
-        return ("--server-sources", "ngram", *model)
+        return ("--engine-args", '{"prefix_cache": false}', *model)
 
     def encode(self, text: str) -> list[int]:
         """Return the target's token ids of what a user says first, or of the text alone if it has no chat template."""

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 Inbox = asyncio.Queue[pb.EngineEvent]
 
 STOP_TIMEOUT_S = 5.0
+SILENCE_S = 30.0
+"""Seconds after which an engine that sends nothing is killed: more than the longest step takes, a prefill."""
 TICK_S = 0.25
 """The longest slice in which an engine's silence is counted, in seconds."""
 OVERDUE = 10.0
@@ -155,14 +157,13 @@ class EngineHost:
         Its silence is counted in slices in which this process ran: after a suspension of both processes, which may
         last for hours, a healthy engine has time to send an event.
         """
-        limit_s = self._config.engine_silence_s
-        tick_s = min(TICK_S, limit_s / 4)
-        while self._stuck_s < limit_s:
+        tick_s = min(TICK_S, SILENCE_S / 4)
+        while self._stuck_s < SILENCE_S:
             await asyncio.sleep(tick_s)
             if self._ready.done():
                 self._quiet_s += tick_s
                 self._stuck_s += tick_s
-        log.error("the engine process has been silent for %g s (engine_silence_s); killing it", limit_s)
+        log.error("the engine process has been silent for %g s; killing it", SILENCE_S)
         self._kill()
         self._engine_gone()
 

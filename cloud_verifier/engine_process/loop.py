@@ -235,11 +235,8 @@ def engine_config(config: VerifierConfig) -> EngineConfig:
     return EngineConfig(
         kv_slots=config.kv_slots,
         max_sessions=config.max_sessions,
-        token_budget=config.token_budget,
-        prefix_cache=config.prefix_cache,
-        first_token_s=config.first_token_s,
-        stall_timeout_s=config.stall_timeout_s,
-        record_top=config.traffic_top,
+        token_budget=config.engine_args.token_budget,
+        prefix_cache=config.engine_args.prefix_cache,
         allow_lossy_rules=config.allow_lossy_rules,
     )
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
 
-from cloud_verifier.config import VerifierConfig
+from cloud_verifier.config import LIMITS, VerifierConfig
 from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.base import ServerSource
@@ -27,6 +27,11 @@ from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
+DRAFT_DEPTH = 4
+"""Tokens that the server draft proposes ahead; each costs one decode for all its sessions together."""
+DRAFTED_SESSIONS = 64
+"""The most sessions that the server draft serves at once; each takes a KV cache of the draft's whole context."""
+
 
 def serve(config: VerifierConfig, end: EngineEnd) -> None:
     """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
@@ -35,9 +40,8 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     progress = partial(send_progress, end)
     model = TargetModel.load(
         config.model,
-        dtype=config.dtype,
+        dtype=config.engine_args.dtype,
         device=config.device,
-        attention=config.attention,
         threads=config.threads,
         name=config.target_name,
         on_progress=progress,
@@ -46,7 +50,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     progress("numerics check: token trees against plain sequences")
     check_numerics(model)
     progress("measuring what a step costs")
-    cost = profile(model, config.token_budget)
+    cost = profile(model, config.engine_args.token_budget)
     progress(describe(cost))
     limits = engine_config(config)
     executor = TorchExecutor(model, limits, cost)
@@ -56,7 +60,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         limits,
         overlay=Overlay(
             [
-                *([NgramSource()] if config.server_sources else []),
+                *([NgramSource()] if config.engine_args.ngram else []),
                 *heads,
                 *_server_draft(config, model, progress),
             ],
@@ -74,7 +78,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         target=target,
         vocabulary_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        max_sequence=longest_session(config.limits, executor),
+        max_sequence=longest_session(LIMITS, executor),
     )
     serve_engine(engine, end, ready)
 
@@ -102,7 +106,7 @@ def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress
     compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
     # At most twice the tokens of the target's own pool in all; each sequence has room for a whole one.
     length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
-    count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
+    count = min(config.max_sessions, DRAFTED_SESSIONS, max(1, 2 * config.kv_slots // length))
     progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
-    return [LlamaServerDraft(chains, depth=config.server_draft_depth, vocabulary=model.vocab_size)]
+    return [LlamaServerDraft(chains, depth=DRAFT_DEPTH, vocabulary=model.vocab_size)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from cloud_verifier.config import VerifierConfig
+from cloud_verifier.config import LIMITS, VerifierConfig
 from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.ngram import NgramSource
@@ -28,7 +28,7 @@ from outrider.wire.v1 import session_pb2
 def serve(config: VerifierConfig, end: EngineEnd) -> None:
     """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
     progress = partial(send_progress, end)
-    on_cpu = current_platform.is_cpu()
+    on_cpu, given = current_platform.is_cpu(), config.engine_args
     if config.device not in ("cpu", "cuda"):
         raise ModelRefused(f"device is {config.device}; vLLM takes the GPUs that CUDA_VISIBLE_DEVICES shows: give cuda")
     if on_cpu != (config.device == "cpu"):
@@ -40,16 +40,15 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     core = load.engine_core(
         config.model,
         limits,
-        dtype="float32" if config.dtype == "auto" and on_cpu else config.dtype,
-        nodes=config.nodes_per_step,
-        tensor_parallel=config.tensor_parallel,
-        further=load.parsed(config.engine_args),
+        dtype="float32" if given.dtype == "auto" and on_cpu else given.dtype,
+        nodes=given.nodes_per_step,
+        further=given.of_vllm,
     )
     executor = VllmExecutor(core, limits, label=config.target_name, eos_token_ids=load.eos_token_ids(core))
     progress("checking that draft tokens change no output")
     load.check_outputs(executor, limits, half=core.vllm_config.model_config.dtype.itemsize < 4)
     progress("measuring what a step costs")
-    executor.cost = load.profile(executor, config.token_budget, config.max_sessions)
+    executor.cost = load.profile(executor, given.token_budget, config.max_sessions)
     progress(describe(executor.cost))
     progress(str(executor.capabilities))
     model: Any = core.vllm_config.model_config
@@ -65,12 +64,12 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         target=target,
         vocabulary_size=capabilities.vocabulary,
         eos_token_ids=executor.eos_token_ids,
-        max_sequence=longest_session(config.limits, executor),
+        max_sequence=longest_session(LIMITS, executor),
         chains_only=not capabilities.trees,
     )
     grammars = load_grammars(config, capabilities.vocabulary, executor.eos_token_ids)
     core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
-    overlay = Overlay([NgramSource()] if config.server_sources else [])
+    overlay = Overlay([NgramSource()] if given.ngram else [])
     serve_engine(Engine(executor, limits, overlay=overlay, grammars=grammars), end, ready)
     core.shutdown()
     os._exit(0)  # at a usual exit, libraries of vLLM print pages of what they leak

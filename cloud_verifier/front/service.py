@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from cloud_verifier.config import VerifierConfig
+from cloud_verifier.config import LIMITS, VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
@@ -322,7 +322,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             epoch_first=opening.attach.epoch,
             epoch_last=opening.attach.epoch,
             expires_unix=math.inf,
-            limits=self._config.limits,
+            limits=LIMITS,
             target=self._target,
         )
 

@@ -195,8 +195,6 @@ async def _up(
         *(["--insecure"] if options.insecure else []),
     ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
-    if options.tls_client_ca:
-        trust += ["--coordinator-cert", str(options.tls_cert), "--coordinator-key", str(options.tls_key)]
     failed: list[Child] = []
     made, environment = _tokens(file)
     state_dir = Path(settings.raw("state_dir"))

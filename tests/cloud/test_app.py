@@ -55,9 +55,10 @@ def test_the_join_token_is_never_printed(monkeypatch, complaint):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"NODES": "129", "WINDOW_NODES": "9"}, "nodes is 129, must be at most in_flight, which is 128"),
-        ({"NODES": "40"}, "window_nodes is 48, must be at most nodes, which is 40"),
-        ({"DEPTH": "20"}, "window_depth is 24, must be at most depth, which is 20"),
+        (
+            {"ENGINE_ARGS": '{"token_budget": 2}'},
+            "ENGINE_ARGS.token_budget: Input should be greater than or equal to 16",
+        ),
         ({"TLS_CERT": "file.pem"}, "tls_cert and tls_key go together"),
         ({"VERIFIER_ID": "a\nb"}, "verifier_id holds what cannot be printed"),
     ],

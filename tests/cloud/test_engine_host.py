@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from scripted_engine import until
 from session_messages import attach, directive
 
-from cloud_verifier.config import VerifierConfig
+from cloud_verifier.config import LIMITS, VerifierConfig
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.host import EngineHost
 from outrider.core import errors
@@ -64,7 +64,7 @@ async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_strea
     try:
         ready = await host.start()
         assert ready.vocabulary_size == 101
-        assert ready.max_sequence == 256 - config.nodes
+        assert ready.max_sequence == 256 - LIMITS.nodes
         assert ready.target.weights_hash.startswith("sha256:")
         assert any("numerics check" in text for text in progress)
         assert any("takes trees of up to" in text and "has up to 256 tokens" in text for text in progress)

@@ -12,7 +12,8 @@ from logged import errors_logged
 from scripted_engine import TARGET, Stream, front, until
 from session_messages import directive
 
-from cloud_verifier.config import VerifierConfig
+from cloud_verifier.config import LIMITS
+from cloud_verifier.engine_process import host
 from cloud_verifier.front import service
 from cloud_verifier.front.revocations import Revocations
 from outrider.core.errors import (
@@ -208,7 +209,7 @@ async def test_neither_logs_nor_errors_hold_the_whole_id_of_a_session(plain, cap
 
 async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_the_sessions_limits(plain):
     stream = await plain.open()
-    limits = VerifierConfig(model="m").limits
+    limits = LIMITS
     for session_id, epoch in (("s", 2), ("x", 1)):  # another epoch or session: ignored
         plain.service.live.set_directive(session_id, epoch, directive(window_nodes=1))
     plain.service.live.set_directive(
@@ -332,8 +333,9 @@ def session_without_window(opening: session_pb2.Open) -> bytes:
 
 
 @pytest.mark.parametrize("alive", [None, engine_pb2.Alive(expected_s=1.0)])
-async def test_an_engine_that_is_silent_or_only_says_that_it_runs_is_given_up(tmp_path, alive):
-    async with front(tmp_path, engine_silence_s=0.3) as running:
+async def test_an_engine_that_is_silent_or_only_says_that_it_runs_is_given_up(tmp_path, monkeypatch, alive):
+    monkeypatch.setattr(host, "SILENCE_S", 0.3)
+    async with front(tmp_path) as running:
         stream = await running.open()
 
         async def keep_saying() -> None:

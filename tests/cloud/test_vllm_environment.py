@@ -26,10 +26,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"engine_args": "{}"}, "engine_args is for vLLM"),
+        ({"engine_args": {"tensor_parallel_size": 2}}, "engine_args has tensor_parallel_size, which engine torch does"),
         ({"engine_python": "/usr/bin/python3"}, "engine_python is for vLLM"),
-        ({"tensor_parallel": 2}, "engine torch runs on one GPU"),
-        ({"engine": "vllm", "attention": "sdpa"}, "attention is sdpa, which engine vllm does not have"),
         ({"engine": "vllm", "server_draft": "d.gguf"}, "server_draft is d.gguf, which engine vllm does not have"),
     ],
 )

@@ -204,7 +204,7 @@ def test_the_engine_is_the_one_that_is_asked_for_and_with_gpus_vllm(
     config = settings(image.name, arguments_of(template), {**image.environment, **environment_of(template)})
     gpus = verifier.get("gpus", 0)
     assert (config.engine, config.device) == (engine, "cuda" if gpus else "cpu")
-    assert config.tensor_parallel == max(gpus, 1)
+    assert config.engine_args.of_vllm.get("tensor_parallel_size", 1) == max(gpus, 1)
     assert container_of(template)["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
     shared = [volume["emptyDir"]["medium"] for volume in template["spec"]["volumes"] if volume["name"] == "shm"]
     assert shared == (["Memory"] if engine == "vllm" else [])

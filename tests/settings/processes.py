@@ -58,7 +58,7 @@ PROCESSES = (
         ("cloud_verifier.app",),
         verifier_app.parser,
         {"model": "m"},
-        ("threads", "max_sessions", "server_draft_depth"),
+        ("threads", "max_sessions", "kv_slots"),
     ),
     Process(
         "edge",

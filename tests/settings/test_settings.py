@@ -105,8 +105,6 @@ def test_all_that_is_wrong_is_said_at_once_with_its_source_and_what_was_got(tmp_
     [
         (CoordinatorConfig, {"tls_client_ca": "a"}, "tls_client_ca needs tls_cert and tls_key"),
         (VerifierConfig, {"tls_client_ca": "a"}, "tls_client_ca needs tls_cert and tls_key"),
-        (VerifierConfig, {"coordinator_ca": "a", "coordinator_key": "k"}, "coordinator_cert and coordinator_key go"),
-        (VerifierConfig, {"coordinator_cert": "c", "coordinator_key": "k"}, "coordinator_cert needs coordinator_ca"),
     ],
 )
 def test_certificates_that_nobody_would_ask_for_or_show_are_refused(cls: type, settings: dict, said: str) -> None:

@@ -56,7 +56,7 @@ from edge_agent import Client
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "pair"
 """The target's name in the cluster."""
-QUICK = ("--token-budget", "64", "--draft-wait-ms", "200")
+QUICK = ("--engine-args", '{"token_budget": 64, "draft_wait_ms": 200}')
 """Flags with which a verifier starts sooner, since it measures steps of fewer rows, and waits for drafts also on a busy
 machine, until the coordinator decides: a step of the small target takes hardly longer than a message."""
 KEYS = {"acme": "acme-key-0123456789", "open": "open-key-0123456789"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -46,11 +45,10 @@ OURS = {
     "speculative_config": "devices draft",
     "async_scheduling": "a step's tokens decide on the next step's rows",
     "data_parallel_size": "a verifier is one replica; start several",
-    "tensor_parallel_size": "it is --tensor-parallel",
-    "enable_prefix_caching": "it is --prefix-cache",
+    "enable_prefix_caching": "it is prefix_cache",
     "mamba_cache_mode": "outrider's plan ends chunks of a prompt anywhere, and not where vLLM could cache states",
     "max_num_seqs": "it is --max-sessions",
-    "max_num_batched_tokens": "it is --token-budget",
+    "max_num_batched_tokens": "it is token_budget",
 }
 """Arguments of vLLM that are not for the operator -> why."""
 RUNNING_STATE = (
@@ -71,7 +69,6 @@ def engine_core(
     *,
     dtype: str = "auto",
     nodes: int,
-    tensor_parallel: int = 1,
     further: Mapping[str, Any] | None = None,
 ) -> EngineCore:
     """Return vLLM's core with our scheduler and sampling.
@@ -90,7 +87,6 @@ def engine_core(
         "dtype": dtype,
         "max_num_seqs": config.max_sessions,
         "max_num_batched_tokens": config.token_budget,
-        "tensor_parallel_size": tensor_parallel,
         "enable_prefix_caching": config.prefix_cache,
         "skip_tokenizer_init": True,
         "use_tqdm_on_load": False,
@@ -159,17 +155,6 @@ def eos_token_ids(core: EngineCore) -> tuple[int, ...]:
     if found is None:
         found = getattr(model.hf_text_config, "eos_token_id", None)
     return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
-
-
-def parsed(engine_args: str) -> dict[str, Any]:
-    """Return the operator's further arguments, a JSON object. Raises BadRequest."""
-    try:
-        value = json.loads(engine_args or "{}")
-    except ValueError as error:
-        raise BadRequest(f"engine_args is not JSON ({error}); give an object of vLLM's arguments") from error
-    if not isinstance(value, dict):
-        raise BadRequest(f"engine_args is {type(value).__name__}, must be a JSON object of vLLM's arguments")
-    return value
 
 
 def profile(executor: VllmExecutor, rows: int, sessions: int) -> StepCost:

@@ -36,11 +36,10 @@ spec:
         {{- if gt (int $values.gpus) 0 }}
         - --device=cuda
         {{- end }}
-        {{- if gt (int $values.gpus) 1 }}
-        - --tensor-parallel={{ $values.gpus }}
-        {{- end }}
         {{- if $several }}
-        - '--engine-args={"distributed_executor_backend": "ray", "pipeline_parallel_size": {{ $values.nodes }}}'
+        - '--engine-args={"tensor_parallel_size": {{ $values.gpus }}, "distributed_executor_backend": "ray", "pipeline_parallel_size": {{ $values.nodes }}}'
+        {{- else if gt (int $values.gpus) 1 }}
+        - '--engine-args={"tensor_parallel_size": {{ $values.gpus }}}'
         {{- end }}
         - --threads={{ $values.threads }}
         {{- if .Values.tls.enabled }}
