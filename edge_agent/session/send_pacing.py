@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import math
 
 from edge_agent.drafting.draft_session import DraftSession
@@ -39,7 +38,7 @@ class SendPacing:
     def plan(self) -> SpeculationPlan:
         """Return the verifier's directive within the session's limits."""
         waits = self._rtt_s < self._directive.draft_wait_ms / 1000
-        plan = _plan(self._directive, self._session.limits, waits=waits)
+        plan = SpeculationPlan.of(self._directive, self._session.limits, waits=waits)
         return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
 
     def replan(self, directive: Directive | None = None, rtt_s: float | None = None) -> None:
@@ -124,6 +123,3 @@ class SendPacing:
     def _on_timer(self) -> None:
         self._timer = None
         self.flush()
-
-
-_plan = functools.lru_cache(maxsize=64)(SpeculationPlan.of)

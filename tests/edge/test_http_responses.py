@@ -71,7 +71,9 @@ async def test_items_become_the_messages_of_the_template(says: Says) -> None:
         assert "<tool>|sunny <|end|>call_1<|end|><assistant>|None<tool_call>" in rest
         assert rest.endswith("<tool>|warmcall_2<|end|>lowFalse")
         end = verifier.script.eos_token_ids[0]
-        assert verifier.opens[-1].attach.prompt.count(end) == 7  # the template's own: a tool's text cannot end its turn
+        assert (
+            list(verifier.opens[-1].attach.prompt).count(end) == 7
+        )  # the template's own: a tool's text cannot end its turn
 
 
 async def test_tools_that_are_no_functions_are_ignored_with_a_warning(says: Says) -> None:

@@ -19,6 +19,7 @@ from openai import (
 
 from edge_agent import AsyncClient
 from outrider.core.errors import Killed, Overloaded
+from outrider.core.protocol.messages import sampling_of
 
 LOCAL = "127.0.0.1:0"
 
@@ -50,14 +51,14 @@ async def test_prompts_may_be_many_and_token_ids_and_be_echoed(openai: AsyncOpen
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [choice.text[:2] for choice in answer.choices[:2]] == ["ab", "ab"]
     assert answer.usage and answer.usage.completion_tokens == 12
-    prompts = [opening.attach.prompt for opening in verifier.opens]
+    prompts = [tuple(opening.attach.prompt) for opening in verifier.opens]
     assert answer.usage.prompt_tokens == sum(map(len, set(prompts)))
     seeds = {opening.attach.sampling.seed for opening in verifier.opens}
     assert seeds == {5, 6, 7, 8}  # each choice has noise of its own
     ids = list(prompts[0])
     answer = await openai.completions.create(model="fake", prompt=ids, max_tokens=1, echo=True)
     assert answer.choices[0].text.startswith("ab") or answer.choices[0].text.startswith("c")
-    assert verifier.opens[-1].attach.prompt == tuple(ids)
+    assert verifier.opens[-1].attach.prompt == ids
 
 
 async def test_parameters_reach_the_target_and_openais_defaults_hold(
@@ -76,11 +77,11 @@ async def test_parameters_reach_the_target_and_openais_defaults_hold(
         max_tokens=4,
     )
     attach = verifier.opens[-1].attach
-    sampling = attach.sampling
+    sampling = sampling_of(attach.sampling)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 0.9, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.5, -0.5, 2**64 - 1)
     assert sampling.logit_bias == ((7, -100.0), (9, 1.5))
-    assert attach.undrafted and attach.ignore_eos and attach.stop_token_ids == (3,) and attach.max_tokens == 4
+    assert attach.undrafted and attach.ignore_eos and attach.stop_token_ids == [3] and attach.max_tokens == 4
 
 
 # --- models and state

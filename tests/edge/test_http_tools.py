@@ -131,7 +131,7 @@ async def test_tools_calls_results_and_variables_reach_the_template(says: Says) 
         assert "<tool>|sunny <|end|>call_1<|end|>lowFalse" in told
         end = verifier.script.eos_token_ids[0]
         # The template's own control tokens are three; those of the tool's text and of its result are spelt out.
-        assert verifier.opens[-1].attach.prompt.count(end) == len(messages)
+        assert list(verifier.opens[-1].attach.prompt).count(end) == len(messages)
         assert told.count("<|end|>") == len(messages) + 2
 
 

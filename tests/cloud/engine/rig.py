@@ -95,7 +95,7 @@ class Client:
 
     device: DeviceSession
     draft: Drafter = nothing
-    directive: Directive = DIRECTIVE
+    directive: Directive = field(default_factory=lambda: DIRECTIVE)
     limits: SessionLimits = LIMITS
     salt: str = ""
     errors: list[OutriderError] = field(default_factory=list)
