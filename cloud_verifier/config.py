@@ -125,12 +125,8 @@ class VerifierConfig(BaseSettings):
     tickets allow it are recorded."""
     traffic_flush_s: float = Field(default=10.0, ge=0.1, le=3600.0)
     """Seconds within which recorded tokens are written; a killed verifier loses that much."""
-    traffic_prompt_tokens: int = Field(default=2_048, ge=0, le=1 << 20)
-    """The last tokens of a prompt that are recorded with the output's beginning, if the tenant allows prompts."""
     traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
     """`module:function` that hides tokens from the log: (tokens, traffic_class, tenant) -> mask, true where hidden."""
-    traffic_max_bytes: int = Field(default=8 << 30, ge=1 << 20)
-    """Bytes of the log above which its oldest files are deleted."""
 
     metrics: str = ""
     """HOST:PORT, or a port on loopback, to serve /metrics and /healthz at over plain HTTP; if empty neither is served.

@@ -25,7 +25,7 @@ from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.session_stream import SessionStream
 from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
-from cloud_verifier.traffic.recorder import RecordedSession
+from cloud_verifier.traffic.recorder import PROMPT_TOKENS, RecordedSession
 from outrider.core.errors import (
     BadRequest,
     OutriderError,
@@ -241,7 +241,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if not (self.live.recorder is not None and claims.keep_s > 0.0) or attach.sampling.HasField("typical"):
             return None  # of lossy sessions not all tokens are the target's own: no draft learns of them
         # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
-        kept = self._config.traffic_prompt_tokens + REDACTION_CONTEXT if claims.keep_prompts else 0
+        kept = PROMPT_TOKENS + REDACTION_CONTEXT if claims.keep_prompts else 0
         return RecordedSession(
             session_id=claims.session_id,
             tenant=claims.tenant,

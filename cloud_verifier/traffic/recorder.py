@@ -37,6 +37,10 @@ SESSIONS = 2_048
 """Sessions that are known, the latest: the engine's last events of one come after its stream has ended."""
 CLOSE_S = 30.0
 """Seconds that `close` waits for the thread."""
+PROMPT_TOKENS = 2_048
+"""The last ids of a prompt that are recorded with the output's beginning, if the tenant allows prompts."""
+MAX_BYTES = 8 << 30
+"""Bytes of the log above which its oldest files are deleted."""
 TIDY_EVERY_S = 300.0
 """Seconds between two deletions of days that are over."""
 
@@ -66,8 +70,8 @@ class TrafficRecorder:
         *,
         redact: Redact | None = None,
         flush_s: float = 10.0,
-        prompt_tokens: int = 2_048,
-        max_bytes: float = float("inf"),
+        prompt_tokens: int = PROMPT_TOKENS,
+        max_bytes: float = MAX_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Begin the thread, which also tidies the log. flush_s: seconds within which what is recorded is written.
@@ -199,6 +203,4 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
         place,
         redact=redact,
         flush_s=config.traffic_flush_s,
-        prompt_tokens=config.traffic_prompt_tokens,
-        max_bytes=config.traffic_max_bytes,
     )

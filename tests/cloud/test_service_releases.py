@@ -104,8 +104,7 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
     received = tuple(range(VOCABULARY - 6, VOCABULARY - 3))
     log = tmp_path / "log"
     recorder = TrafficRecorder(TrafficLog(str(log)), prompt_tokens=prompt_tokens)
-    changes = {"traffic_prompt_tokens": prompt_tokens}
-    async with front(tmp_path, authorise=allowing(**consent), recorder=recorder, **changes) as running:
+    async with front(tmp_path, authorise=allowing(**consent), recorder=recorder) as running:
         running.host.on_recorded = recorder.take
         stream = Stream(running.stub.Session())
         opening = session_pb2.Open(session_id="s", attach=attach(1, asked, tokens=received, max_tokens=32))
