@@ -58,7 +58,7 @@ PROCESSES = (
         ("cloud_verifier.app",),
         verifier_app.parser,
         {"model": "m"},
-        ("threads", "max_sessions", "kv_slots"),
+        ("drain_s", "threads", "max_sessions"),
     ),
     Process(
         "edge",
