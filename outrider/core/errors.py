@@ -35,8 +35,7 @@ class OutriderError(Exception):
         """field: what is out of bounds. retry_after_s: as of the class if not given."""
         super().__init__(message)
         self.field = field
-        if retry_after_s is not None:
-            self.retry_after_s = retry_after_s
+        self.retry_after_s = self.retry_after_s if retry_after_s is None else retry_after_s
 
 
 class BadRequest(OutriderError):

@@ -28,7 +28,7 @@ def committed(rig: Rig) -> tuple[int, ...]:
     tokens: tuple[int, ...] = ()
     for event in rig.engine.step():
         assert isinstance(event, Committed)
-        tokens += event.commit.token
+        tokens += tuple(event.commit.token)
     return tokens
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from rig import DIRECTIVE, LIMITS, Rig, attach_of, nodes, prompt_of
+from session_messages import changed
 
 from cloud_verifier.engine.interface import Committed, Event
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -38,7 +38,7 @@ def evaluated(events: list[Event]) -> int:
 def test_of_more_nodes_than_the_window_holds_the_best_are_looked_at_and_the_others_counted(
     target: Target, window: int, looked_at: int
 ) -> None:
-    rig = started(target, replace(DIRECTIVE, window_nodes=window))
+    rig = started(target, changed(DIRECTIVE, window_nodes=window))
     rig.engine.append("s", nodes(*range(20, 26)))
     assert evaluated(rig.engine.step()) == looked_at
     assert stats(rig).ignored == 6 - looked_at
