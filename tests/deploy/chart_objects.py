@@ -21,7 +21,7 @@ EVERYTHING: Object = {
         "imageTag": "1.2.3-cuda",
         "drainSeconds": 300,
         "extraArgs": ["--max-sessions=16"],
-        "env": {"OUTRIDER_VERIFIER_TOKEN_BUDGET": 1024},
+        "env": {"OUTRIDER_VERIFIER_KV_SLOTS": 1024},
         "external": {"domain": "llm.example", "annotations": {"example.com/c": "d"}},
         "runtimeClassName": "nvidia",
         "nodeSelector": {"gpu": "h200"},

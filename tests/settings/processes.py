@@ -58,7 +58,7 @@ PROCESSES = (
         ("cloud_verifier.app",),
         verifier_app.parser,
         {"model": "m"},
-        ("drain_s", "threads", "max_sessions"),
+        ("name", "threads", "max_sessions"),
     ),
     Process(
         "edge",
