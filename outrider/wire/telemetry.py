@@ -1,10 +1,9 @@
-"""Hold telemetry that comes in against bounds, and encode what the engine measures."""
+"""Hold telemetry that comes in against bounds."""
 
 from __future__ import annotations
 
 from outrider.core.acceptance.history import HIT
 from outrider.core.protocol.messages import MAX_SESSION_ID
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most, identifier, is_label, label, measure
 from outrider.wire.v1 import telemetry_pb2 as pb
 
@@ -22,10 +21,6 @@ MAX_SERVER_GAIN = 4_096.0
 """Tokens that a verifier's own nodes add to a step: no more than a session may have nodes."""
 MAX_COUNT = 2**40
 """Positions or nodes of a session: exact in a double (Lua), as the sum over all sessions is, and more than any has."""
-
-
-def session_telemetry_to_proto(session: SessionTelemetry) -> pb.SessionTelemetry:
-    return pb.SessionTelemetry(**vars(session))  # fields have the same names and types in both
 
 
 def check_session(message: pb.SessionTelemetry) -> None:
@@ -52,10 +47,6 @@ def check_session(message: pb.SessionTelemetry) -> None:
     if not message.first_accepted <= message.positions <= MAX_COUNT:
         message.ClearField("positions")
         message.ClearField("first_accepted")
-
-
-def verifier_telemetry_to_proto(verifier: VerifierTelemetry) -> pb.VerifierTelemetry:
-    return pb.VerifierTelemetry(**vars(verifier))
 
 
 def check_verifier(message: pb.VerifierTelemetry) -> None:

@@ -12,7 +12,7 @@ from tiny_targets import Reference
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.acceptance.history import HIT
-from outrider.core.telemetry import SessionTelemetry
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]

@@ -11,7 +11,7 @@ from session_messages import changed
 from cloud_verifier.engine.interface import Committed, Event
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Directive
-from outrider.core.telemetry import SessionTelemetry
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 Target = Callable[[str], TargetModel]
 PROMPT = prompt_of(12)
