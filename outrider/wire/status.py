@@ -24,7 +24,7 @@ Code = grpc.StatusCode
 
 # What a code means when it comes without our metadata: from gRPC itself, a proxy, or a newer peer.
 _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
-    **{Code[answer.grpc]: cls for cls, answer in reversed(ANSWERS.items())},
+    **{Code.__members__[answer.grpc]: cls for cls, answer in reversed(list(ANSWERS.items()))},
     Code.OUT_OF_RANGE: errors.BadRequest,
     Code.FAILED_PRECONDITION: errors.BadRequest,
     Code.UNIMPLEMENTED: errors.BadRequest,
@@ -73,7 +73,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     # The frames hold what the peer sent; in a reference cycle with the abort they would wait for the collector.
     error.__traceback__ = None
     cls = errors.known(told)
-    await context.abort(Code[ANSWERS[cls].grpc], _clipped(str(told), MAX_MESSAGE_BYTES), _trailers(cls, told))
+    await context.abort(
+        Code.__members__[ANSWERS[cls].grpc], _clipped(str(told), MAX_MESSAGE_BYTES), _trailers(cls, told)
+    )
     raise told  # unreachable: abort raises
 
 
