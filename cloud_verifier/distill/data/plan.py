@@ -23,7 +23,7 @@ class DatasetPlan(BaseModel):
     """Seconds; passages from this time on are fresh traffic, usually those after the last training's dataset."""
     lasts_s: float = Field(default=0.0, ge=0)
     """Seconds that the dataset must last: passages that expire sooner are left out."""
-    tokens: int = Field(default=400_000, ge=1)
+    tokens: int = Field(default=1_000_000, ge=1)
     heldout_tokens: int = Field(default=40_000, ge=1)
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the sessions that the gate measures on and no draft learns from."""
@@ -44,7 +44,7 @@ class DatasetPlan(BaseModel):
     """Number of nearly equal texts that are taken."""
     repeated_share: float = Field(default=0.8, gt=0, le=1)
     """Share of a text's pieces of 8 tokens that others must have for it to be nearly equal to them."""
-    top: int = Field(default=64, ge=1)
+    top: int = Field(default=32, ge=1)
     """Number of the target's likeliest ids that are kept of each position."""
     window: int = Field(default=512, ge=8)
     """Tokens of the longest text; longer spans of a session are cut."""

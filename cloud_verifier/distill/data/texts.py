@@ -18,7 +18,7 @@ TRAIN, VALIDATION, HELDOUT = "train", "validation", "heldout"
 """Folders of a dataset: texts to learn from, to choose the best checkpoint by, and to measure drafts on."""
 FORMAT = 2
 PART_TOKENS = 1 << 17
-"""Tokens in one file, which is about 50 MB with 64 ids at each position."""
+"""Tokens in one file, which is about 25 MB with 32 ids at each position."""
 
 _ARRAYS = "tokens", "top_ids", "top_log_probs", "tail"
 """The fields of a text with one entry, or row, for each token."""

@@ -84,12 +84,14 @@ def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Ten
     and `tail [n]`; an id of -1, with a log-probability of -inf, marks the end of a list shorter than K.
     """
     listed = top_ids >= 0
-    total = logits.logsumexp(1)  # log_softmax would copy the logits, which are large
-    log_q = logits.gather(1, top_ids.clamp_min(0)) - total[:, None]
+    scores = torch.where(listed, logits.gather(1, top_ids.clamp_min(0)), MASKED_LOGIT)
+    tail_score = _log_tail(logits, top_ids, listed)
+    total = torch.logaddexp(scores.logsumexp(1), tail_score)  # the logits are many: they are summed once
+    log_q = scores - total[:, None]
     p = torch.where(listed, top_log_probs.exp(), 0.0)
     q = torch.where(listed, log_q.exp(), 0.0)
     p_tail = tail.clamp_min(MIN_TAIL)
-    log_q_tail = _log_tail(logits, top_ids, listed) - total
+    log_q_tail = tail_score - total
     # The clamp removes the gradient, so it applies only where the target has no tail that the draft could miss.
     log_q_tail = torch.where(tail > MIN_TAIL, log_q_tail, log_q_tail.clamp_min(math.log(MIN_TAIL)))
     q_tail = log_q_tail.exp()

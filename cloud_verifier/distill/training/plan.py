@@ -34,20 +34,21 @@ class TrainingPlan(BaseModel):
     loss: LossKind = "hybrid"
     eta: float = Field(default=1.0, ge=0)
     """Rate at which the hybrid loss moves from KL to total variation as acceptance grows (arXiv 2602.23881)."""
-    kl_share: float = Field(default=0.5, ge=0, le=1)
-    """First part of the run, from 0 to 1, that uses KL alone whatever the loss: total variation has no gradient where
-    the draft gives no probability."""
+    kl_share: float = Field(default=0.0, ge=0, le=1)
+    """First part of the run, from 0 to 1, that uses KL alone whatever the loss. Total variation has no gradient where
+    the draft gives no probability, so with `tv` a draft that is far from the target needs such a part."""
 
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Minutes of training, summed over resumes. A plan has either this or `steps`."""
-    learning_rate: float = Field(default=3e-3, gt=0)
-    """Peak learning rate. The default suits a draft of some million weights; one of hundreds of millions needs less."""
-    adam_epsilon: float = Field(default=1e-5, gt=0)
-    """AdamW's epsilon: gradients far below it change nothing. Gradients shrink as a model grows, so a large draft needs
-    a smaller epsilon."""
-    token_rate_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of `learning_rate` for the embeddings and the output layer."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate. The default suits a draft of some ten million weights; one of hundreds of millions needs
+    less."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon: gradients far below it change nothing."""
+    token_rate_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of `learning_rate` for the embeddings and the output layer. With 0 they are not trained: most of a small
+    draft's weights, they know the rare tokens of all other traffic, and what was quantized once stays exact."""
     warmup_steps: int = Field(default=20, ge=0)
     """Steps in which the rate rises to `learning_rate`."""
     decay_share: float = Field(default=0.5, ge=0, le=1)
@@ -58,15 +59,15 @@ class TrainingPlan(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_norm: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""
-    batch_tokens: int = Field(default=4096, ge=1)
+    batch_tokens: int = Field(default=2048, ge=1)
     """Labelled tokens of one step."""
-    micro_tokens: int = Field(default=2048, ge=1)
+    micro_tokens: int = Field(default=4096, ge=1)
     """Tokens of one forward pass, padding included, which bounds the memory of activations and logits."""
 
-    measure_steps: int = Field(default=50, ge=1)
+    measure_steps: int = Field(default=100, ge=1)
     """Steps between evaluations on validation text. They do not follow the clock, so that the best checkpoint does not
     depend on the machine."""
-    measure_tokens: int = Field(default=16_384, ge=1)
+    measure_tokens: int = Field(default=8_192, ge=1)
     """Validation tokens of each traffic class that an evaluation reads."""
     save_seconds: float = Field(default=60.0, ge=0)
     """Seconds between checkpoints: the most training that a kill can lose."""

@@ -48,6 +48,9 @@ def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
     if plan.heads is not None:
         return load_heads_student(plan)
     model = load_base(plan.base)
+    if plan.token_rate_share == 0:
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            layer.requires_grad_(False)
     if not plan.lora_rank:
         return Student(model)
     from peft import LoraConfig, get_peft_model

@@ -99,6 +99,13 @@ def test_embeddings_have_the_type_that_was_asked_for(target: Path) -> None:
     assert stored["token_embd.weight"] == "Q4_1" and stored["blk.0.ffn_up.weight"] == "Q4_0"
 
 
+def test_embeddings_that_are_not_trained_come_out_as_they_were(target: Path) -> None:
+    done = exported(tiny_draft("llama", **LARGE), target, "Q4_0", "Q4_0")
+    first = read_gguf(done.path)
+    again = read_gguf(exported(first, target, *stored_as(done.path)).path)
+    assert torch.equal(again.get_input_embeddings().weight, first.get_input_embeddings().weight)
+
+
 def test_digits_that_are_split_from_each_other_and_from_spaces_are_split_so_by_llama_cpp(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     digits, letters = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)

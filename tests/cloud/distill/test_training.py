@@ -119,6 +119,13 @@ def test_the_result_is_a_mean_of_what_was_learnt_and_what_was_known(tmp_path: Pa
     assert not equal(mixed, whole)
 
 
+def test_embeddings_are_trained_only_if_they_have_a_rate(tmp_path: Path) -> None:
+    base = tiny_plan(tmp_path).base
+    before, after = load_file(base / "model.safetensors"), weights(trained(tmp_path, token_rate_share=0.0))
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if "embed_tokens" in name or "lm_head" in name}
+
+
 def test_adapters_are_merged_into_the_layers_and_leave_the_embeddings(tmp_path: Path) -> None:
     run = trained(tmp_path, lora_rank=4, steps=30, learning_rate=1e-2)
     base, after = AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict(), weights(run)
