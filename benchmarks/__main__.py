@@ -2,7 +2,7 @@
 
     python -m benchmarks                      list all
     python -m benchmarks all --quick          run all, for at most two minutes each
-    python -m benchmarks all                  run all in full: at most two hours
+    python -m benchmarks all                  run all in full: at most four hours
     python -m benchmarks latency capacity     run some
     python -m benchmarks page                 write docs/benchmarks.md from benchmarks/results
 
@@ -32,7 +32,7 @@ NAMES = (
     *("failover", "control_plane", "overload", "constrained", "distill"),
 )
 PASSED_ON = ("--models", "--draft", "--prompts")
-LIMIT_S = 3_600
+LIMIT_S = 7_200
 """Seconds after which a run is stopped, because it hangs."""
 
 

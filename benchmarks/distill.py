@@ -1,17 +1,22 @@
 """Distil a draft from a tenant's traffic by the product's own loop, and measure what that gains and takes.
 
-The loop begins with the pair's draft. Devices without a draft ask a verifier the tenant's questions, those of
-`--traffic FILE` or half of our own of reasoning, as often as needed; the tenant has agreed to its prompts and answers
+The loop begins with the pair's draft. Devices without a draft ask the tenant's questions, those of `--traffic FILE` or
+half of our own of reasoning, again and again as far as needed, and others chat; all have agreed to prompts and answers
 being recorded. `outrider-distill once` then builds a dataset, trains, exports, evaluates offline against the first
-draft, and publishes. The acceptance length is that of a live device with each draft at temperature 0.8: on questions of
-the tenant's kind that were not asked before (`same_domain`) and on chat (`other_domain`). `degenerate` counts texts
-that end in a loop.
+draft, and publishes.
+
+The acceptance length is that of a live device with each draft, which also drafts from n-grams, without the verifier's
+own sources: on questions of the tenant's kind that were never asked before, those of `--heldout FILE` or the other half
+(`same_domain`), and on both turns of our chats (`other_domain`), each asked once per draft and temperature.
+`degenerate` counts texts that end in a loop. The text is the same with every draft, so `gains` compares them on the
+same texts: what live devices gained, and what the draft alone did on first turns, read by llama.cpp in trees of 12
+(`before`, `after`, `gain`, and the middle 95% of bootstrap samples of the prompts).
 
 `offline` is the loop's evaluation: whether it published, why not, and its figures. `minutes` are those of each stage.
 At last devices with sessions under way are given the new draft, whatever the evaluation said: `swap_ms` is the time
 from the last proposal of the old draft to the first of the new one. `--losses` trains with each loss alone, too.
 
-Caveat: minutes of training on two cores, which also serve the traffic; a draft learns more from more.
+Caveat: minutes of training on two cores; a draft learns more from more.
 """
 
 from __future__ import annotations
@@ -31,11 +36,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, quantile, rounded, say
+from cloud_verifier.distill.data.texts import Text as Recorded
+from cloud_verifier.distill.gguf.eval_gguf import compare
 from coordinator.cluster import Cluster
-from edge_agent.bench.users import GREEDY, SAMPLED, Users, run_users
+from edge_agent.bench.users import GREEDY, SAMPLED, PromptInput, Run, Text, Users, differing, run_users
 from edge_agent.config import EdgeSettings
+from edge_agent.prompts import read_prompts
 from edge_agent.sdk.client import AsyncClient
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, Unavailable
@@ -43,11 +53,10 @@ from outrider.core.errors import BadRequest, Unavailable
 TENANT, OTHER = "reasoning", "chat"
 """Categories of our prompts: of the tenant's questions, and of another domain."""
 LOSSES = ("kl", "tv", "hybrid")
+SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
 RESULTS = {"dataset": "dataset.log", "training": "done.json", "export": "export.json", "gate": "gate.json"}
 """The last file that each stage of the loop writes."""
 FLUSH_S = 1.0
-AT_ONCE = 16
-"""Requests of the tenant at a time."""
 SWAP_S = 300.0
 """Time after which a device that does not draft with the new draft never will. No figure depends on it."""
 REFUSED = 3
@@ -58,28 +67,31 @@ REFUSED = 3
 class Setting:
     """Set how much is measured."""
 
-    requests: int = 450
-    tokens: int = 128
+    requests: int = 3_500
+    tokens: int = 192
     """Tokens of a request, at most."""
-    train_minutes: float = 4.0
-    heldout: int = 16
-    """Prompts to measure with, of each domain."""
-    heldout_tokens: int = 96
+    chats: int = 1_300
+    """Requests of others."""
+    train_minutes: float = 15.0
+    heldout: int = 40
+    """Prompts to measure with, of each domain; of chats as many as there are."""
+    heldout_tokens: int = 128
     devices: int = 8
     """Devices that change their draft."""
-    training: Mapping[str, Any] = field(default_factory=lambda: {"batch_tokens": 2_048})
-    dataset: Mapping[str, Any] = field(default_factory=lambda: {"heldout_share": 0.15})
+    training: Mapping[str, Any] = field(default_factory=dict)
+    dataset: Mapping[str, Any] = field(default_factory=dict)
     gate: Mapping[str, Any] = field(default_factory=dict)
 
 
 QUICK = Setting(
     requests=48,
     tokens=48,
+    chats=24,
     train_minutes=0.3,
     heldout=2,
     heldout_tokens=32,
     devices=2,
-    training={"batch_tokens": 512, "micro_tokens": 512, "learning_rate": 1e-3, "warmup_steps": 3, "measure_steps": 20},
+    training={"batch_tokens": 512, "micro_tokens": 512, "warmup_steps": 3, "measure_steps": 20},
     dataset={"heldout_share": 0.25, "validation_share": 0.15},
     gate={"sessions": 4},
 )
@@ -105,9 +117,10 @@ class System:
             recorded = ("--recording-share", "1", "--recording-prompts", "--canary-share", "0.001")
             drafts = ("--artifacts", str(system.artifacts), "--http", "127.0.0.1:0")
             await cluster.start_coordinator(*harness.LOOPBACK, *recorded, *drafts)
-            models = ("--model", str(pair.target), "--draft", str(pair.draft))
+            models = ("--model", str(pair.target), "--draft", str(pair.draft), "--engine-args", '{"ngram": false}')
             log = ("--traffic", str(system._traffic), "--traffic-flush-s", str(FLUSH_S))
-            await cluster.start_verifier(*models, *log)
+            for core in sorted(os.sched_getaffinity(0)):
+                await cluster.start_verifier(*models, *log, cores=[core])
             yield system
 
     async def distill(self, *arguments: str, allowed: Sequence[int] = (0,), **settings: Any) -> str:
@@ -193,20 +206,36 @@ class Distilled:
         )
 
 
-async def record(system: System, setting: Setting, questions: Sequence[Sequence[int]]) -> int:
-    """Let the tenant ask these questions in turn, and return the tokens of the answers."""
-    async with AsyncClient(
-        coordinator=system.cluster.address, draft=None, timeout=None, traffic_class=TENANT
-    ) as client:
+async def record(system: System, setting: Setting, questions: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Let the tenant ask its questions in turn, half of them greedily, and others chat.
 
-        async def ask(number: int) -> int:
-            turn, which = divmod(number, len(questions))
-            sampling = SAMPLED | {"seed": number} if turn or which % 2 else GREEDY
-            return len((await client.generate(questions[which], max_tokens=setting.tokens, **sampling)).token_ids)
+    What the others say is what the target itself writes where a user would speak (Magpie, arXiv 2406.08464). Returns
+    the tokens of the answers by class.
+    """
+    pair, address = system.pair, system.cluster.address
 
-        tokens = await asyncio.gather(*map(ask, range(setting.requests)))
+    async def ask(client: AsyncClient, question: Sequence[int], number: int, sampled: bool) -> int:
+        sampling = SAMPLED | {"seed": number} if sampled else GREEDY
+        return len((await client.generate(question, max_tokens=setting.tokens, **sampling)).token_ids)
+
+    async def tenant(client: AsyncClient, number: int) -> int:
+        turn, which = divmod(number, len(questions))
+        return await ask(client, questions[which], number, bool(turn or which % 2))
+
+    async def other(client: AsyncClient, number: int) -> int:
+        options: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 120, "seed": number}
+        said = (await client.generate(pair.user_prefix, **options)).text.strip()
+        return await ask(client, pair.encode(said), number, bool(number % 2)) if said else 0
+
+    tokens = {}
+    for name, request, count in (
+        (TENANT, tenant, setting.requests),
+        (OTHER, other, setting.chats if pair.user_prefix else 0),
+    ):
+        async with AsyncClient(coordinator=address, draft=None, timeout=None, traffic_class=name) as client:
+            tokens[name] = sum(await asyncio.gather(*(request(client, number) for number in range(count))))
     await asyncio.sleep(3 * FLUSH_S)
-    return sum(tokens)
+    return tokens
 
 
 async def distilled(system: System, **settings: Any) -> Distilled:
@@ -220,36 +249,101 @@ async def distilled(system: System, **settings: Any) -> Distilled:
 
 @dataclass(frozen=True)
 class Domains:
-    """Hold the tenant's prompts, and what drafts are measured on. All are the target's tokens."""
+    """Hold the tenant's prompts, as the target's tokens, and what drafts are measured on."""
 
     questions: list[list[int]]
-    heldout: Mapping[str, list[list[int]]]
+    heldout: Mapping[str, list[PromptInput]]
     """`same_domain` and `other_domain`, each with a prompt more, to warm up with."""
 
     @classmethod
     def of(cls, options: argparse.Namespace, pair: Pair, setting: Setting) -> Domains:
-        other = list(harness.prompts(options, pair, 1 + setting.heldout, category=OTHER).values())
-        source = argparse.Namespace(**vars(options) | {"prompts": options.traffic or options.prompts, "measured": {}})
-        asked = list(harness.prompts(source, pair, category="" if options.traffic else TENANT).values())
-        options.measured["traffic"] = source.measured["prompts"]
-        heldout = 1 + min(setting.heldout, len(asked) // 2 - 1)
-        return cls(asked[:-heldout], {"same_domain": asked[-heldout:], "other_domain": other})
+        """Read the files. Raises BadRequest if a held-out question is one of the tenant's, too."""
+        asked = _questions(options, pair, options.traffic, "traffic")
+        if options.heldout:
+            heldout = _questions(options, pair, options.heldout, "heldout")
+        else:
+            half = len(asked) // 2
+            asked, heldout = asked[half:], asked[:half]
+        if known := {tuple(one) for one in asked} & {tuple(one) for one in heldout}:
+            raise BadRequest(f"{len(known)} held-out questions are in the tenant's traffic, too", field="heldout")
+        chats = [list(prompt.turns) for prompt in read_prompts(harness.PROMPTS) if prompt.category == OTHER]
+        most = 1 + setting.heldout
+        return cls(asked, {"same_domain": [*heldout[:most]], "other_domain": [*chats[:most]]})
 
 
-async def row_of(system: System, name: str, draft: Path, setting: Setting, domains: Domains) -> dict[str, Any]:
-    """Return the row of a draft."""
-    row: dict[str, Any] = {"draft": name, "degenerate": 0}
-    for domain, prompts in domains.heldout.items():
-        users = Users(
-            {"coordinator": system.cluster.address},
-            prompts,
-            draft=str(draft),
-            options=SAMPLED | {"max_tokens": setting.heldout_tokens},
+def _questions(options: argparse.Namespace, pair: Pair, file: Path | None, name: str) -> list[list[int]]:
+    """Return the questions of a file, or those of reasoning among the prompts without one."""
+    source = argparse.Namespace(**vars(options) | {"prompts": file or options.prompts, "measured": {}})
+    found = harness.prompts(source, pair, category="" if file else TENANT)
+    options.measured[name] = source.measured["prompts"]
+    return list(found.values())
+
+
+class Measured:
+    """Measures drafts on the same held-out prompts."""
+
+    def __init__(self, system: System, setting: Setting, heldout: Mapping[str, list[PromptInput]]) -> None:
+        self._system, self._setting, self._heldout = system, setting, heldout
+        self.rows: list[dict[str, Any]] = []
+        self._runs: dict[tuple[str, str, str], Run] = {}
+        """By draft, sampling and domain."""
+        self._drafts: dict[str, Path] = {}
+
+    async def add(self, name: str, draft: Path) -> None:
+        """Measure a draft."""
+        self._drafts[name] = draft
+        for sampling, options in SAMPLINGS.items():
+            row: dict[str, Any] = {"draft": name, "sampling": sampling, "degenerate": 0}
+            for domain, prompts in self._heldout.items():
+                users = Users(
+                    {"coordinator": self._system.cluster.address},
+                    prompts,
+                    draft=str(draft),
+                    options=options | {"max_tokens": self._setting.heldout_tokens},
+                )
+                run = self._runs[name, sampling, domain] = await run_users(users, sorted(os.sched_getaffinity(0))[-1:])
+                row |= {domain: rounded(run.acceptance_length), "degenerate": row["degenerate"] + run.degenerate}
+            self.rows.append(row)
+            say(row)
+
+    def gains(self, name: str, base: str) -> list[dict[str, Any]]:
+        """Return what a draft gains over another by sampling and domain."""
+        return [self._gain(name, base, sampling, domain) for sampling in SAMPLINGS for domain in self._heldout]
+
+    def _gain(self, name: str, base: str, sampling: str, domain: str) -> dict[str, Any]:
+        old, new = self._runs[base, sampling, domain], self._runs[name, sampling, domain]
+        texts = [self._text(domain, text) for text in old.texts if text.turn == 0]
+        alone = compare(self._drafts[name], self._drafts[base], texts, harness.CORES).texts
+        positions = sum(one.positions for one in alone)
+        before = np.array([one.incumbent.tree_steps for one in alone])
+        after = np.array([one.candidate.tree_steps for one in alone])
+        drawn = np.random.default_rng(0).integers(len(alone), size=(1_000, len(alone)))
+        low, high = np.quantile(before[drawn].sum(1) / after[drawn].sum(1) - 1, (0.025, 0.975))
+        return {
+            "sampling": sampling,
+            "domain": domain,
+            "live": rounded(new.acceptance_length / old.acceptance_length - 1, 3),
+            "before": rounded(positions / int(before.sum())),
+            "after": rounded(positions / int(after.sum())),
+            "gain": rounded(int(before.sum()) / int(after.sum()) - 1, 3),
+            "from": rounded(float(low), 3),
+            "to": rounded(float(high), 3),
+            "texts": len(alone),
+            "differing": differing(new.texts, old.texts),
+        }
+
+    def _text(self, domain: str, text: Text) -> Recorded:
+        """Return a first turn with its prompt, as the loop's evaluation reads it."""
+        prompt = self._heldout[domain][text.prompt]
+        first = prompt[0]
+        asked = (
+            self._system.pair.encode(first)
+            if isinstance(first, str)
+            else [one for one in prompt if isinstance(one, int)]
         )
-        run = await run_users(users, sorted(os.sched_getaffinity(0))[-1:])
-        row |= {domain: rounded(run.acceptance_length), "degenerate": row["degenerate"] + run.degenerate}
-    say(row)
-    return row
+        tokens = np.array([*asked, *text.tokens], np.int32)
+        none = np.zeros((len(tokens), 0), np.float32)  # no distribution of the target is needed
+        return Recorded(domain, "", tokens, none.astype(np.int32), none, none, len(asked), text.prompt)
 
 
 async def swaps(system: System, new: Path, setting: Setting, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -293,24 +387,27 @@ async def measure(options: argparse.Namespace) -> None:
         published = await system.distill("publish", str(pair.draft))
         await system.stabilise(digest_in(published))
         recorded = await record(system, setting, domains.questions)
-        say(f"{recorded} tokens recorded")
-        rows = [await row_of(system, "before", pair.draft, setting, domains)]
+        say(f"tokens recorded: {recorded}")
+        measured = Measured(system, setting, domains.heldout)
+        await measured.add("before", pair.draft)
         for loss in LOSSES if options.losses else ():
             # No draft gains so much: it is evaluated, and not published.
             apart = {"state_dir": system.state / loss, "training_options_loss": loss, "gate_gain": 100.0}
             run = await distilled(system, **apart)
-            rows.append(await row_of(system, f"after, {loss}", run.file, setting, domains))
+            await measured.add(f"after, {loss}", run.file)
         run = await distilled(system)
-        rows.append(await row_of(system, "after", run.file, setting, domains))
+        await measured.add("after", run.file)
         if not run.verdict["passed"]:
             await system.distill("publish", str(run.file))
+        gains = await asyncio.to_thread(measured.gains, "after", "before")
         swap_ms = await swaps(system, run.file, setting, domains.questions)
     harness.finish(
         options,
-        f"{recorded} recorded tokens of {min(setting.requests, len(domains.questions))} questions,"
-        f" {setting.train_minutes:g} minutes of training on {harness.CORES} cores, up to {setting.heldout} prompts a"
-        " domain.",
-        rows,
+        f"{recorded[TENANT]} recorded tokens of {min(setting.requests, len(domains.questions))} questions and"
+        f" {recorded[OTHER]} of other chats, {setting.train_minutes:g} minutes of training on {harness.CORES} cores, up"
+        f" to {setting.heldout} prompts a domain, {setting.heldout_tokens} tokens each.",
+        measured.rows,
+        gains=gains,
         recorded_tokens=recorded,
         steps=run.trained["step"],
         minutes=run.minutes,
@@ -332,6 +429,12 @@ def digest_in(output: str) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("distill", __doc__)
     parser.add_argument("--traffic", type=Path, metavar="FILE", help="the tenant's questions (default: our reasoning)")
+    parser.add_argument(
+        "--heldout",
+        type=Path,
+        metavar="FILE",
+        help="other questions of its kind, to measure on (default: half of them)",
+    )
     parser.add_argument("--losses", action="store_true", help="train with each loss alone, too")
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))

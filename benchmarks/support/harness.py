@@ -103,6 +103,16 @@ class Pair:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    @property
+    def user_prefix(self) -> list[int]:
+        """Return the token ids after which the target expects what a user says; none if it has no chat template."""
+        if not self._template:
+            return []
+        template = ChatTemplate(self._template, variables=special_tokens(self.target))
+        before = template.render([{"role": "user", "content": "\0"}]).partition("\0")[0]
+        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False).ids
+        return ids
+
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer.from_file(str(self.target / "tokenizer.json"))
