@@ -2,7 +2,8 @@
 
 One budget of rows per step covers prefill chunks, plain steps and trees. One rate decides: the tokens per second that
 a step now is expected to commit. Nodes join while they raise it (row_allocation.py); and the step begins now unless
-waiting for nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second.
+waiting for nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second, and
+than the rate for as long as the nodes make the step longer.
 What the verifier's own nodes bring counts for the step now, and what a device's nodes bring beyond that for waiting.
 So a near device is waited for, several are if most of them answer at once, and a single one among many is not. A
 session is waited for at most its directive's draft wait after its last commit. Prompts are the exception: no session is
@@ -74,6 +75,8 @@ class StepCandidate:
     """Time of the last commit."""
     skipped: int
     """Steps of other sessions since this one last had rows, or since it came."""
+    device_nodes: float = 0.0
+    """Nodes of the device in a step with any, on average."""
     server_gain: float = 0.0
     """Tokens that the verifier's own nodes add to a step without the device's, on average."""
     scores: bool = False
@@ -149,19 +152,10 @@ def schedule(
         return Wait(None)
     coming = _coming(able, now)
     plan = _plan(able, budget, allocation, cost, between_s)
-    until = _wait_until(coming, now, _rate(able, plan, cost, between_s)) if coming else None
+    until = _wait_until(coming, now, able, plan, cost, between_s) if coming else None
     if until is None:
         return plan
     return Wait(until, replace(plan, coming=frozenset(one.session_id for at, one in coming if at <= until)))
-
-
-def _rate(able: Sequence[StepCandidate], plan: StepPlan, cost: StepCost, between_s: float) -> float:
-    """Return the tokens per second that the step is expected to commit."""
-    allocations = {a.session_id: a for a in plan.allocations}
-    stepping = [(c, allocations[c.session_id]) for c in able if c.session_id in allocations]
-    tokens = sum(1.0 + max(sum(c.acceptances[: a.nodes]), c.server_gain) for c, a in stepping if a.chain == c.pending)
-    rows = sum(a.chain + a.nodes for a in plan.allocations)
-    return tokens / (between_s + cost.seconds(rows, len(stepping)))
 
 
 def _coming(able: Sequence[StepCandidate], now: float) -> list[tuple[float, StepCandidate]]:
@@ -171,12 +165,26 @@ def _coming(able: Sequence[StepCandidate], now: float) -> list[tuple[float, Step
     return sorted(((at, c) for c in able if (at := c.expected(now)) is not None), key=lambda one: one[0])
 
 
-def _wait_until(coming: Sequence[tuple[float, StepCandidate]], now: float, rate: float) -> float | None:
-    """Return until when waiting for expected nodes gains most; None if it gains too little."""
+def _wait_until(
+    coming: Sequence[tuple[float, StepCandidate]],
+    now: float,
+    able: Sequence[StepCandidate],
+    plan: StepPlan,
+    cost: StepCost,
+    between_s: float,
+) -> float | None:
+    """Return until when waiting for expected nodes gains most; None if it gains too little. plan: of a step now."""
+    allocations = {a.session_id: a for a in plan.allocations}
+    stepping = [(c, allocations[c.session_id]) for c in able if c.session_id in allocations]
+    tokens = sum(1.0 + max(sum(c.acceptances[: a.nodes]), c.server_gain) for c, a in stepping if a.chain == c.pending)
+    rows = sum(a.chain + a.nodes for a in plan.allocations)
+    more = np.cumsum([candidate.device_nodes for _, candidate in coming])
+    step_s, *longer_s = cost.curve(rows + np.append(0.0, more), len(stepping))
+    rate = tokens / (between_s + step_s)
     until, most, gained = None, 0.0, 0.0
-    for at, candidate in coming:
+    for (at, candidate), with_nodes_s in zip(coming, longer_s, strict=True):
         gained += candidate.gain
-        net = gained - WAIT_GAIN * rate * (at - now)
+        net = gained - rate * (WAIT_GAIN * (at - now) + with_nodes_s - step_s)
         if net > most:
             until, most = at, net
     return until

@@ -186,6 +186,8 @@ class EngineSession:
         self._with_device = MovingAverage(0.1)
         """Accepted nodes, whoever proposed them, of a step that had nodes of the device."""
         self._with_device.add(server_gain + INITIAL_GAIN)
+        self._device_nodes = MovingAverage(0.1)
+        """Nodes of the device in such a step."""
 
     @property
     def lossy(self) -> bool:
@@ -289,6 +291,7 @@ class EngineSession:
             last_commit=self.timing.last_commit,
             skipped=step - self.last_step,
             scores=protocol.scoring,
+            device_nodes=self._device_nodes.value,
             server_gain=server_gain,
         )
 
@@ -372,4 +375,5 @@ class EngineSession:
         if device.evaluated:
             self._nodes_per_level.add(device.evaluated / levels)
             self._with_device.add(len(verified.rows))
+            self._device_nodes.add(device.evaluated)
         return commit

@@ -79,6 +79,15 @@ def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> No
     assert allocated(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
 
 
+def test_a_wait_has_to_pay_for_the_time_of_the_nodes_that_it_brings() -> None:
+    # Four sessions commit 4 tokens in 14 ms. Waiting 2 ms brings 2.4, and steps would commit 0.6 meanwhile.
+    four = [candidate(f"s{i}", gain=0.6, device_nodes=1.5) for i in range(4)]
+    flat, steep = StepCost({1: 0.014}), StepCost({4: 0.014, 16: 0.038})
+    assert schedule(four, NOW, BUDGET, evenly, flat) == Wait(NOW + 0.002)
+    # Their six nodes take 12 ms more, in which steps without nodes commit 3.4 tokens.
+    assert isinstance(schedule(four, NOW, BUDGET, evenly, steep), StepPlan)
+
+
 def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
     cost = StepCost({1: 0.001, 1000: 1.0})
     budget = StepBudget(rows=400, prefill_rows=200)
