@@ -3,7 +3,7 @@
 Users generate at the same time, each on a device of its own, at temperature 0.8, with drafts and without in turn, as by
 `outrider bench`. `tokens_per_s` and `nobody` are tokens per second of all users together with drafts and without, while
 all of them run. The verifier computes on one core, the coordinator and all devices on the others. `verifier` drafts
-with n-grams and heads on the target, or with the draft where there are none; the coordinator sets speculation lengths.
+with n-grams and the draft; the coordinator sets speculation lengths.
 `users_at_rate` is how many users each get `--rate` tokens per second, between the rows by linear interpolation; None
 where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "benchmarks" / "prompts.jsonl"
-SHIPPED_DRAFT, SHIPPED_HEADS = (ROOT / "models" / name for name in (DRAFT, "smollm2-heads.safetensors"))
+SHIPPED_DRAFT = ROOT / "models" / DRAFT
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 2_048, 256
 """Most tokens of a prompt."""
 LOOPBACK = ("--listen", "127.0.0.1:0")
@@ -57,11 +57,10 @@ REFUSED = 2
 
 @dataclass(frozen=True)
 class Pair:
-    """Hold the models under test: the folder of a target, a draft, and heads on the target if there are any."""
+    """Hold the models under test: the folder of a target, and a draft."""
 
     target: Path
     draft: Path
-    heads: Path | None = None
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Pair:
@@ -79,20 +78,18 @@ class Pair:
     @classmethod
     def _given(cls, options: argparse.Namespace) -> Pair:
         if options.models is None:
-            return cls(smollm2.fetch(), options.draft or SHIPPED_DRAFT, _existing(SHIPPED_HEADS))
+            return cls(smollm2.fetch(), options.draft or SHIPPED_DRAFT)
         folder = fetch_target(options.models, "--models", tell=say)
         if (folder / "target").is_dir():
-            draft = options.draft or folder / "draft.gguf"
-            return cls(folder / "target", draft, _existing(folder / "heads.safetensors"))
+            return cls(folder / "target", options.draft or folder / "draft.gguf")
         if options.draft is None:
             raise BadRequest(f"--models {options.models} has no draft.gguf beside a target/: give --draft FILE")
         return cls(folder, options.draft)
 
     @property
     def own_speculation(self) -> tuple[str, ...]:
-        """Return the options of a verifier that drafts by itself: n-grams, and heads or else the draft."""
-        model = ("--heads", str(self.heads)) if self.heads else ("--server-draft", str(self.draft))
-        return ("--engine-args", '{"prefix_cache": false}', *model)
+        """Return the options of a verifier that drafts by itself, with n-grams and the draft."""
+        return ("--engine-args", '{"prefix_cache": false}', "--server-draft", str(self.draft))
 
     def encode(self, text: str) -> list[int]:
         """Return the target's token ids of what a user says first, or of the text alone if it has no chat template."""
@@ -120,10 +117,6 @@ class Pair:
     @functools.cached_property
     def _template(self) -> str:
         return chat_template(self.target)
-
-
-def _existing(file: Path) -> Path | None:
-    return file if file.is_file() else None
 
 
 def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
