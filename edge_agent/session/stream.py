@@ -31,8 +31,9 @@ SILENCE_S = 1.5
 round trip is added. A false alarm costs a second prefill on another verifier, never a token."""
 _FAREWELL_S = 0.3
 """Time that a finished stream may take to end by itself."""
-_CONNECT_S = 1.0
-"""Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
+_CONNECT_S = 2.0
+"""Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298), and no
+heartbeat has measured a first peer's distance yet."""
 _ENGINE_S = 0.5
 """Additional time for which a verifier's engine may be quiet: the verifier measures it every 0.25 s."""
 _UNHEARD_PONGS = 3
