@@ -17,7 +17,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
-CANDIDATES_AT_ONCE = 8
+CANDIDATES_AT_ONCE = 4
 """Verifiers that are looked at together; the next ones only if all of these are full."""
 EPOCH_SPAN = 256
 """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
@@ -42,8 +42,8 @@ class _Session(NamedTuple):
 
     claims: Claims
     request: PlacementRequest
-    reported: bool
-    """Whether any verifier has reported it."""
+    placed_on: Sequence[str]
+    """Verifiers on which it may have a place already."""
     moves: bool
     """Whether it runs, and goes on whatever its tenant has used."""
     limits: TenantLimits
@@ -73,17 +73,19 @@ class SessionStore:
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
         greater than their last one. ranked: verifiers in the order of placement.candidates.
         """
-        commands: list[Command] = [("HMGET", keys.session(claims.session_id), "closed", "live", "moves"), ("TIME",)]
+        facts = "closed", "live", "moves", "reporter", "verifier"
+        commands: list[Command] = [("HMGET", keys.session(claims.session_id), *facts), ("TIME",)]
         commands += [("HGET", keys.TENANT_LIMITS, claims.tenant)]
         commands += [("ZREVRANGE", keys.waiting(request.target), 0, quotas.MOST_WAITING - 1, "WITHSCORES")]
-        (closed, live, moved), time, own, waiting = await self._store.call("placing", commands)
+        (closed, live, moved, *placed_on), time, own, waiting = await self._store.call("placing", commands)
         _raise_if_over(closed, claims.session_id)
         now_ms, reported = milliseconds(time), int(live or 0)
         limits = quotas.limits_from(own) if claims.api_key_id else TenantLimits()
         others = [name for name, until in scored(waiting) if until > now_ms and name != claims.tenant]
         moves = claims.epoch_last > 0 and int(moved or 0) < quotas.MOST_MOVES
         moves = moves and reported > 0 and now_ms - reported < quotas.RUNNING_MS
-        session = _Session(claims, request, reported > 0, moves, limits, others, now_ms)
+        known = tuple({name for name in placed_on if name})
+        session = _Session(claims, request, known, moves, limits, others, now_ms)
         if moves or not session.shares:
             return await self._place(session, ranked)
         await quotas.count_open(self._store, claims.tenant, limits)
@@ -120,25 +122,27 @@ class SessionStore:
         since, reads = f"({session.now_ms}", list[Command]()
         for name in candidates:
             reads += [("HMGET", keys.verifier(name), "registration", "target", "live", "draining")]
-            reads += [("ZCOUNT", keys.placements(name), since, "+inf"), ("ZSCORE", keys.placements(name), session_id)]
-            reads += [("EXISTS", keys.cordon(name))]
+            reads += [("ZCOUNT", keys.placements(name), since, "+inf"), ("EXISTS", keys.cordon(name))]
+        reads += [("ZSCORE", keys.placements(name), session_id) for name in session.placed_on]
         reads += [("ZSCORE", keys.tenant_places(tenants[0]), session_id)]
         reads += [("ZCOUNT", keys.tenant_places(name), since, "+inf") for name in tenants]
         replies = await self._store.call("candidates", reads)
-        held, places, *of_others = replies[4 * len(candidates) :]
+        scores = replies[3 * len(candidates) :]
+        placed_on = {name for name, score in zip(session.placed_on, scores, strict=False) if score is not None}
+        held, places, *of_others = scores[len(session.placed_on) :]
         if session.shares:
             places -= held is not None
             if 0 < session.limits.max_places <= places:
                 raise quotas.refusal(session.claims.tenant, "places", session.limits.max_places, quotas.ASK_MS)
         alive, found = 0, []
         for i, name in enumerate(candidates):
-            (registered, target, live, draining), used, place, cordoned = replies[4 * i : 4 * i + 4]
+            (registered, target, live, draining), used, cordoned = replies[3 * i : 3 * i + 3]
             if registered is None or not placement.fits(redis_codec.target_from(target), session.request):
                 continue
             alive += 1
             verifier = pb.RegisterRequest.FromString(redis_codec.written(registered))
             load = max(used, int(live or 0)) / verifier.capacity_sessions
-            if draining != "1" and (place is not None or (load < 1.0 and not cordoned)):
+            if draining != "1" and (name in placed_on or (load < 1.0 and not cordoned)):
                 found.append(
                     placement.Room(verifier, redis_codec.target_from(target), name in session.request.failed, load)
                 )
