@@ -54,6 +54,8 @@ class EdgeSettings(BaseSettings):
     cache_dir: Path = Field(default_factory=cache_folder)
     """Folder for what was fetched: tokenizers, templates, drafts. $XDG_CACHE_HOME moves the default."""
 
+    max_sessions: int = Field(default=64, ge=1)
+    """Requests that run at the same time; further ones wait."""
     draft_workers: int = Field(default=2, ge=1, le=64)
     """Sessions that may draft with the model at the same time; further ones draft by n-grams alone, without waiting."""
     draft_cpus: float = Field(default=1.0, gt=0.0, le=256.0)

@@ -59,7 +59,7 @@ def _add_completions(app: FastAPI, client: AsyncClient, settings: EdgeSettings) 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
-            streams, bundle, prefixes = await start_texts(client, body)
+            streams, bundle, prefixes = await start_texts(client, body, settings)
             return CompletionWriter(body, bundle, streams, prefixes)
 
         return await unless_gone(request, _answer(body, start()))

@@ -11,7 +11,6 @@ from edge_agent.http.errors import ApiError, invalid_value
 from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import prompt_end
-from edge_agent.sdk import sessions
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Options
@@ -22,11 +21,11 @@ from outrider.core.protocol.messages import MAX_GENERATED_TOKENS
 
 
 async def start_texts(
-    client: AsyncClient, body: CompletionRequest
+    client: AsyncClient, body: CompletionRequest, settings: EdgeSettings
 ) -> tuple[list[CompletionStream], TargetBundle, list[str]]:
     """Return a stream for each choice of each prompt, the target, and the text that goes before each choice."""
     body.refuse_unsupported()
-    _check_choices(body, len(body.prompts))
+    _check_choices(body, len(body.prompts), settings)
     streams = await _streams(client, body, body.prompts, *text_grammar(body))
     bundle = await bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
@@ -42,7 +41,7 @@ async def start_chat(
     that is more, within what the target can hold; None: the SDK's.
     """
     body.refuse_unsupported()
-    _check_choices(body, 1)
+    _check_choices(body, 1, settings)
     stream = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
     bundle = await bundle_of(client, body.model)
     source = bundle.template.source if bundle.template is not None else ""
@@ -93,14 +92,14 @@ async def _streams(
     return streams
 
 
-def _check_choices(body: RequestBody, prompts: int) -> None:
+def _check_choices(body: RequestBody, prompts: int, settings: EdgeSettings) -> None:
     """Raise ApiError for a request that would take so many slots that others wait."""
-    most = max(1, sessions.MAX_REQUESTS // 2)
+    most = max(1, settings.max_sessions // 2)
     if prompts * body.choices > most:
         raise invalid_value(
             "n" if body.choices > 1 else "prompt",
             f"prompts times n are {prompts} x {body.choices}, must be at most {most}, half of what this server does at "
-            "once; ask in several requests",
+            "once; ask in several requests, or serve with more --max-sessions",
         )
 
 

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 OFFLINE_AFTER_S = 5.0
 """Seconds that a session without progress looks for a verifier before the draft goes on alone, if that is allowed."""
-MAX_REQUESTS = 64
-"""Requests of a client that run at the same time; further ones wait."""
 OPEN_BUDGET_S = 30.0
 """Seconds that a request looks for room in the cluster, or tries again before its first token; also those that loading
 the target, before the first request, waits for a verifier."""
@@ -143,7 +141,7 @@ class Sessions:
         self._tls = tls is not None
         self._reroute = reroute
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
-        self._slots = asyncio.Semaphore(MAX_REQUESTS)
+        self._slots = asyncio.Semaphore(settings.max_sessions)
         self.open_budget_s, self.resume_budget_s = OPEN_BUDGET_S, RESUME_BUDGET_S
         self._drivers: set[SessionDriver] = set()
 

@@ -19,7 +19,6 @@ from reciter import TEXT, recital
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http import serve, streaming
 from edge_agent.http.serve import serving
-from edge_agent.sdk import sessions
 
 LOCAL = "127.0.0.1:0"
 CHAT = [{"role": "user", "content": "x"}]
@@ -32,9 +31,11 @@ async def verifier() -> AsyncIterator[FakeVerifier]:
 
 
 @contextlib.asynccontextmanager
-async def served(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[tuple[AsyncClient, httpx.AsyncClient]]:
+async def served(
+    verifier: FakeVerifier, tmp_path: Path, **given: Any
+) -> AsyncIterator[tuple[AsyncClient, httpx.AsyncClient]]:
     """Yield (the server's own client, a client of the server)."""
-    settings = EdgeSettings(serve_listen=LOCAL)
+    settings = EdgeSettings(serve_listen=LOCAL, **given)
     async with (
         AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft="ngram", settings=settings) as client,
         serving(client, settings) as url,
@@ -62,10 +63,9 @@ async def test_a_client_that_reads_no_more_gives_its_place_back(
 ) -> None:
     monkeypatch.setattr(streaming, "STALL_S", 0.05)
     monkeypatch.setattr(serve, "STOP_S", 0.5)
-    monkeypatch.setattr(sessions, "MAX_REQUESTS", 1)
     verifier.script.step_s = 0.0005
     wordy = {"messages": CHAT, "max_tokens": 8000, "stream": True, "logprobs": True, "top_logprobs": 20}
-    async with served(verifier, tmp_path) as (_, web):
+    async with served(verifier, tmp_path, max_sessions=1) as (_, web):
         with contextlib.closing(await asked_and_unread(web.base_url, wordy)):
             answer = await web.post("v1/completions", json={"prompt": "x", "max_tokens": 3})
             assert answer.status_code == 200
@@ -100,16 +100,14 @@ async def test_no_log_holds_a_prompt_or_generated_text(
 async def test_a_request_that_would_take_more_than_half_of_the_places_is_refused(
     verifier: FakeVerifier,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     path: str,
     body: dict[str, Any],
     param: str,
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_REQUESTS", 4)
-    async with served(verifier, tmp_path) as (_, web):
+    async with served(verifier, tmp_path, max_sessions=4) as (_, web):
         answer = await web.post(f"v1/{path}", json=body)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
-        assert "at most 2" in error["message"]
+        assert "at most 2" in error["message"] and "--max-sessions" in error["message"]
         allowed = await web.post("v1/chat/completions", json={"messages": CHAT, "n": 2, "max_tokens": 2})
         assert len(allowed.json()["choices"]) == 2

@@ -31,8 +31,8 @@ def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with Client(verifier=verifier.address, cache_dir=tmp_path_factory.mktemp("cache")) as client:
         client.prepare()
         server = serving(client._client, EdgeSettings(serve_listen="127.0.0.1:0"))
-        yield client._thread.run(server.__aenter__())
-        client._thread.run(server.__aexit__(None, None, None))
+        yield client._loop.run(server.__aenter__())
+        client._loop.run(server.__aexit__(None, None, None))
 
 
 def shortened(body: Any) -> Any:
