@@ -174,7 +174,7 @@ def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
 
 
 def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
-    assert serve(made(tmp_path / "target", SERVED["llama"]()), tensor_parallel=2) == ALL
+    assert serve(made(tmp_path / "target", SERVED["llama"]()), further={"tensor_parallel_size": 2}) == ALL
 
 
 def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
