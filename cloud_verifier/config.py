@@ -34,11 +34,8 @@ verifier is busy."""
 
 
 class EngineArgs(BaseModel, frozen=True, extra="allow"):
-    """What is rarely changed of an engine, and arguments of vLLM's own."""
+    """Holds what is rarely changed of an engine; further fields are arguments of vLLM's own."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the tokens with drafts are
-    those without. float16 is for GPUs without bfloat16; models trained in bfloat16 may overflow in it."""
     token_budget: int = Field(default=512, ge=16)
     """Rows of one forward pass, over prefill chunks, trees and plain steps."""
     prefix_cache: bool = True
@@ -50,6 +47,7 @@ class EngineArgs(BaseModel, frozen=True, extra="allow"):
 
     @property
     def of_vllm(self) -> dict[str, Any]:
+        """Return the fields that are arguments of vLLM's own."""
         return dict(self.model_extra or {})
 
 
@@ -99,10 +97,14 @@ class VerifierConfig(BaseSettings):
     """Python interpreter of the engine process, in an environment that `python -m cloud_verifier.vllm_environment` has
     made, for engine vllm; if not set, this one. Outrider's own code is always that of this installation."""
     engine_args: EngineArgs = EngineArgs()
-    """JSON object of what is rarely changed. Of the engine: `dtype` (auto, float32, bfloat16, float16), `token_budget`
-    (rows of one forward pass), `prefix_cache` and `ngram` (true or false); of a session until its coordinator decides:
-    `nodes_per_step` (0 for no speculation) and `draft_wait_ms`. With engine vllm all others are arguments of vLLM's
-    EngineArgs, as {"quantization": "fp8", "tensor_parallel_size": 2}."""
+    """JSON object of what is rarely changed. Of the engine: `token_budget` (rows of one forward pass), `prefix_cache`
+    and `ngram` (true or false); of a session until its coordinator decides: `nodes_per_step` (0 for no speculation) and
+    `draft_wait_ms`. With engine vllm all others are arguments of vLLM's EngineArgs, as {"quantization": "fp8",
+    "tensor_parallel_size": 2}."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the tokens with drafts are
+    those without. In 16 bits they have the same distribution. float16 is for GPUs without bfloat16; models trained in
+    bfloat16 may overflow in it."""
     device: str = "cpu"
     """Device of the target: cpu, cuda, or one GPU of several, as cuda:1."""
     threads: int = Field(default=1, ge=1, le=1024)

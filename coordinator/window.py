@@ -116,7 +116,7 @@ class View:
 
 @dataclass(frozen=True)
 class Options:
-    """What each window brings each session: arrays `[sessions, options]`, no speculation first.
+    """Holds what each window brings each session, as arrays `[sessions, options]`, no speculation first.
 
     Tokens and nodes are per length of a step, on average; tokens are -inf where a session has no such option. A session
     whose window is given has it in every option.
@@ -294,7 +294,7 @@ def least_rate(options: Options, step_s: StepSeconds, tolerance: float) -> float
 
 
 class Replayed(NamedTuple):
-    """What comes of replays, `[sessions, options]`."""
+    """Holds what comes of replays, as arrays `[sessions, options]`."""
 
     lengths: Floats
     """Time, in steps."""

@@ -30,7 +30,7 @@ Embeddings = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "F16"]
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class GateRule:
-    """What a candidate must show to be published."""
+    """Sets what a candidate must show to be published."""
 
     gain: Annotated[float, Field(ge=0)] = 0.02
     """Least gain in tokens per step on the fresh classes, as a share from 0 to 1."""

@@ -84,7 +84,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 
 
 class Outcome(BaseModel, frozen=True):
-    """What became of a run that has ended."""
+    """Says what became of a run that has ended."""
 
     result: Result
     reason: str

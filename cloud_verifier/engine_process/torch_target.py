@@ -40,7 +40,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     progress = partial(send_progress, end)
     model = TargetModel.load(
         config.model,
-        dtype=config.engine_args.dtype,
+        dtype=config.dtype,
         device=config.device,
         threads=config.threads,
         name=config.target_name,

@@ -40,7 +40,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     core = load.engine_core(
         config.model,
         limits,
-        dtype="float32" if given.dtype == "auto" and on_cpu else given.dtype,
+        dtype="float32" if config.dtype == "auto" and on_cpu else config.dtype,
         nodes=given.nodes_per_step,
         further=given.of_vllm,
     )

@@ -119,7 +119,7 @@ class InternalError(OutriderError):
 
 
 class Answer(NamedTuple):
-    """How a class of errors is answered. http: status, type and code in OpenAI's shape."""
+    """Says how a class of errors is answered. http: status, type and code in OpenAI's shape."""
 
     grpc: str
     http: tuple[int, str, str]
