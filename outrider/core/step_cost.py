@@ -5,8 +5,8 @@
 A step has n query rows of m sessions. The curve is linear between knots: it is flat while the processor waits for its
 memory and steep once it computes. The share is what a session costs beside its rows, mostly attention over its prefix.
 Both are fitted online by a Kalman filter (1960), whose state, the values at the knots and the share, may drift slowly.
-What no step tells of returns to what was profiled: a price that a single slow step had raised would keep all further
-steps from ever showing that it was wrong.
+The value of a small number of rows that no step reads sinks towards that of fewer rows: a price that is too high keeps
+steps below it, so that none would ever show it wrong. Sunk, it is tried, and a step or two correct it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _NOISE = 0.1
 """The noise of one step, as a share of its time."""
 _DRIFT = 0.003
 """The share of itself by which a value may change from step to step: prefixes grow, sessions come and go."""
-_RETURN = 3e-4
-"""The part of its distance from the profiled value that a value loses in each step."""
+_SINK = 1e-3
+"""The part of its distance from the value of the next smaller knot that an unread value loses in each step."""
+_SINKS_TO = 64
+"""The most rows whose value sinks. Larger steps read prompts, which no price prevents."""
 _PROFILED = 0.1
-"""The greatest uncertainty of a profiled value, as a share of it: before the first step, and long after the last. The
-first step of a new size is often slow, since kernels are prepared for it."""
+"""The greatest uncertainty of a profiled value, as a share of it: before the first step, and long after the last. A
+slow first step of a size, for which kernels are prepared, does not outweigh it."""
 _UNKNOWN = 0.5
 """The same for values that were not profiled but interpolated or extrapolated."""
 _CLIP = 0.3
@@ -55,7 +57,6 @@ class StepCost:
         # The state: seconds at each knot, then the share.
         known = np.array(sorted(measured.items()), dtype=np.float64)
         self._state = np.append(_through(known[:, 0], known[:, 1], self._rows) - share, share)
-        self._profiled = self._state.copy()
         self._unsure = np.append(np.where(np.isin(self._rows, known[:, 0]), _PROFILED, _UNKNOWN), _UNKNOWN)
         """The greatest uncertainty `[knots + 1]` of each value, as a share of it."""
         self._covariance = np.diag((self._unsure * self._scale()) ** 2)
@@ -80,7 +81,7 @@ class StepCost:
             self._covariance += np.diag((reads > 0.0) * (_DOUBT * self._scale()) ** 2)
         else:
             self._covariance -= np.outer(gain, spread)
-        self._forget()
+        self._forget(reads[:-1])
 
     def _effective(self, weights: Floats) -> Floats:
         """Move each weight to the knot whose value is read: a knot with a value below an earlier one is not."""
@@ -91,9 +92,10 @@ class StepCost:
         np.add.at(moved, source, weights)
         return moved
 
-    def _forget(self) -> None:
-        """Let every value drift by a step; none becomes less certain than before the first one."""
-        self._state += _RETURN * (self._profiled - self._state)
+    def _forget(self, reads: Floats) -> None:
+        """Let values drift by a step, and unread ones sink; none becomes less certain than before the first step."""
+        unread = (reads[1:] <= 0.0) & (self._rows[1:] <= _SINKS_TO)
+        self._state[1:-1] -= _SINK * unread * np.maximum(0.0, np.diff(self._state[:-1]))
         greatest = (self._unsure * self._scale()) ** 2
         diagonal = self._covariance.diagonal() + (_DRIFT * self._scale()) ** 2
         shrink = np.sqrt(np.minimum(1.0, greatest / diagonal))
