@@ -51,7 +51,7 @@ _NONE = "none"
 _OFFLINE = "draft_only: while no verifier can be reached the draft writes alone, unverified [default: raise]"
 _CLUSTER = ("coordinator", "verifier", "target", "tls_ca", "tls_cert", "tls_key", "insecure")
 _DEVICE = ("draft", "cache_dir", "log_format")
-_SERVING = ("serve_listen", "serve_answer_format", "serve_offline")
+_SERVING = ("serve_listen", "serve_without_key", "serve_answer_format", "serve_offline")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

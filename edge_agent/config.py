@@ -74,7 +74,9 @@ class EdgeSettings(BaseSettings):
     """HOST:PORT at which `outrider-edge serve` listens; beyond loopback it needs a key."""
     serve_api_key: SecretStr | None = None
     """Key that clients of `outrider-edge serve` must send, also pages of other origins; without one it serves this
-    machine alone. The key `anybody` serves whoever can connect, from any machine and by any host name."""
+    machine alone."""
+    serve_without_key: bool = False
+    """Without a key, let `outrider-edge serve` serve whoever can connect, from any machine and by any host name."""
     serve_answer_format: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "deepseek", "harmony", "json", "none"], Flag("--answer-format")
     ] = "auto"

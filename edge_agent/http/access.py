@@ -22,8 +22,6 @@ from outrider.telemetry import logs, traces
 
 log = logging.getLogger(__name__)
 
-ANYBODY = "anybody"
-"""The API key that asks for none, and lets anybody in."""
 MAX_BODY_BYTES = 8 << 20
 _API_PREFIX = "/v1/"
 """Paths that begin so need the API key, are logged at INFO (others at DEBUG) and are traced."""
@@ -35,8 +33,7 @@ _MAX_PATH = 200
 
 def key_of(settings: EdgeSettings) -> str | None:
     """Return the key that clients must send; None asks for none."""
-    key = None if settings.serve_api_key is None else settings.serve_api_key.get_secret_value()
-    return None if key == ANYBODY else key
+    return None if settings.serve_api_key is None else settings.serve_api_key.get_secret_value()
 
 
 def hosts_of(settings: EdgeSettings) -> frozenset[str] | None:
@@ -45,7 +42,7 @@ def hosts_of(settings: EdgeSettings) -> frozenset[str] | None:
     A web page can point a name of its own at loopback, and its browser then takes this server for the page's own:
     without a key nothing else would keep the page out.
     """
-    if settings.serve_api_key is not None:
+    if settings.serve_api_key is not None or settings.serve_without_key:
         return None
     return frozenset({"localhost", "127.0.0.1", "::1", split_address(settings.serve_listen)[0].lower()})
 
@@ -108,7 +105,7 @@ class AccessMiddleware:
             return ApiError(
                 403,
                 f"the Host header names {host[:200]!r}; without an API key, this server accepts only its own: set "
-                "OUTRIDER_EDGE_SERVE_API_KEY, which lets anybody in if it is `anybody`",
+                "OUTRIDER_EDGE_SERVE_API_KEY, or start it with --serve-without-key",
                 code="unknown_host",
             )
         length = headers.get("content-length", "0")

@@ -36,10 +36,10 @@ def check(settings: EdgeSettings) -> None:
     key = key_of(settings)
     if key is not None and not (key and key.isascii() and key.isprintable()):
         raise BadRequest("the server's API key must be a text of printable ASCII characters", field="api_key")
-    if settings.serve_api_key is None and not is_loopback(settings.serve_listen):
+    if key is None and not settings.serve_without_key and not is_loopback(settings.serve_listen):
         raise BadRequest(
             f"listen is {settings.serve_listen}: others than this machine could use the cluster without a key; set "
-            "OUTRIDER_EDGE_SERVE_API_KEY, which lets anybody in if it is `anybody`",
+            "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
             field="listen",
         )
 
