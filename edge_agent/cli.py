@@ -1,4 +1,4 @@
-"""Run the commands of `outrider-edge`: text, chat, an HTTP server, and the state of draft releases.
+"""Run the commands of `outrider-edge`: text, chat, an HTTP server, and a measurement.
 
 Modules that take long to import are imported by the commands that need them, so that `--help` and mistakes in a command
 line are answered at once.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge_agent.bench.command import add_options, bench
 from edge_agent.config import EdgeSettings
-from edge_agent.releases.commands import add_commands
 from outrider import __version__
 from outrider.artifacts.hub import Tell, fetch_draft, hub_id
 from outrider.artifacts.model_files import check_gguf
@@ -240,7 +239,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    text = "Text and chat from the terminal, drafted on this device, an HTTP server, and the state of draft releases."
+    text = "Text and chat from the terminal, drafted on this device, an HTTP server, and what drafts gain."
     made = argparse.ArgumentParser(prog=PROGRAM, description=text, epilog=epilog(EdgeSettings))
     made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="print it and leave")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
@@ -253,7 +252,6 @@ def parser() -> argparse.ArgumentParser:
     add_settings(serve.add_argument_group("serving"), EdgeSettings, _SERVING)
     measured = _command(commands, "bench", _bench, "measure a cluster with drafts and without", sampling=False)
     add_options(measured.add_argument_group("what is measured"))
-    add_commands(commands)
     return made
 
 

@@ -27,7 +27,7 @@ _MAX_REDIRECTS = 3
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 RefusalKind = Literal[
-    "signature", "manifest", "target", "tokenizer", "version", "size", "remembered",  # by its manifest
+    "signature", "manifest", "target", "tokenizer", "version", "size",  # by its manifest
     "unreachable", "truncated", "too long", "altered", "no room",  # by its file
     "unusable", "vocabulary",  # by what loading it showed
 ]  # fmt: skip

@@ -11,10 +11,10 @@ import contextlib
 import hashlib
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
@@ -46,6 +46,8 @@ _TAKE_OVER_S = 30.0
 """Interval at which a client checks whether the process that keeps the folder has ended."""
 _TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "no room"})
 """Reasons that may be gone at the next try; after the others the next news is waited for."""
+_FINAL: frozenset[RefusalKind] = frozenset({"unusable", "vocabulary"})
+"""Reasons for which a process does not try a release again."""
 
 Ask = Callable[[str, str, str], Awaitable[pb.OfferReleaseResponse]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
@@ -78,7 +80,8 @@ class Follower:
         """Serials of the coordinator's last answer, and of the latest notice."""
         self.refused: Counter[RefusalKind] = Counter()
         """Releases that were offered and not taken, or given up; each counts once by reason."""
-        self._seen: set[tuple[RefusalKind, str]] = set()
+        self._refusals: dict[str, ReleaseRefused] = {}
+        """Digest of a manifest -> why its release was last refused."""
 
     @property
     def device_id(self) -> str:
@@ -174,7 +177,7 @@ class Follower:
 
     async def _take(self, folder: ReleaseFolder, offer: pb.OfferReleaseResponse) -> bool:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
-        manifest = check(offer.manifest, self._keys, self._target, folder.state)
+        manifest = check(offer.manifest, self._keys, self._target, folder.state.floor)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
@@ -182,6 +185,9 @@ class Follower:
             manifest=manifest_digest(offer.manifest),
             key_id=pb.SignedManifest.FromString(offer.manifest).key_id,
         )
+        known = self._refusals.get(release.manifest)
+        if known is not None and known.kind in _FINAL:
+            raise known
         if self._in_use == release.digest:
             await asyncio.to_thread(folder.change, folder.state.take(release))  # it may be a canary no longer
             return True
@@ -255,14 +261,12 @@ class Follower:
 
     async def _open_folder(self) -> ReleaseFolder:
         """Open the target's folder, and drop releases of publishers that are no longer trusted. Raises OSError."""
-        folder = await asyncio.to_thread(ReleaseFolder.open, self._root, self._target.weights_hash)
+        folder = await asyncio.to_thread(ReleaseFolder, self._root, self._target.weights_hash)
         self._folder = folder
         trusting = folder.state.trusting(self._keys)
         if trusting != folder.state:
             log.warning("releases of publishers that are no longer in OUTRIDER_EDGE_RELEASE_KEYS are given up")
-        await asyncio.to_thread(folder.change, trusting)
-        if folder.writable:
-            await asyncio.to_thread(folder.tidy)
+        await asyncio.to_thread(folder.change, trusting)  # also one that was there: a new one's device id is kept
         return folder
 
     def _leave_folder(self) -> None:
@@ -276,34 +280,27 @@ class Follower:
         while (release := folder.state.current) is not None:
             if not await asyncio.to_thread(folder.files.verify, release.digest):
                 log.warning("the file of %s is damaged or gone: it is fetched again when offered", release)
-                await asyncio.to_thread(folder.change, folder.state.dropped())
-                continue
-            try:
-                return await self._loaded(folder, release)
-            except ReleaseRefused as error:
-                self._note(error, release.manifest)
+            else:
+                try:
+                    return await self._loaded(folder, release)
+                except ReleaseRefused as error:
+                    self._note(error, release.manifest)
+            await asyncio.to_thread(folder.change, folder.state.dropped())
         return None
 
     async def _loaded(self, folder: ReleaseFolder, release: InstalledRelease) -> Draft:
-        """Load a release and start its first worker.
-
-        Raises ReleaseRefused for one that cannot be loaded, which is not tried again before `outrider-edge releases
-        forget`, or ImportError if llama.cpp is missing.
-        """
+        """Load a release and start its first worker. Raises ReleaseRefused, ImportError if llama.cpp is missing."""
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 return await self._started(folder.files.path(release.digest), release)
         except VocabularyMismatch as error:
-            refused = ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}")
+            raise ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}") from error
         except TimeoutError:
-            refused = ReleaseRefused("unusable", f"{release} had not started after {_LOAD_TIMEOUT_S:.0f} s")
+            raise ReleaseRefused("unusable", f"{release} had not started after {_LOAD_TIMEOUT_S:.0f} s") from None
         except ImportError:
             raise
         except Exception as error:
-            refused = ReleaseRefused("unusable", f"{release} cannot be loaded: {error}")
-        state = folder.state.refuse(release, refused.kind, str(refused), time.time())
-        await asyncio.to_thread(folder.change, state)
-        raise refused
+            raise ReleaseRefused("unusable", f"{release} cannot be loaded: {error}") from error
 
     async def _started(self, file: Path, release: InstalledRelease) -> Draft:
         """Load a file and start its first worker. Raises ModelRefused, ImportError."""
@@ -316,9 +313,10 @@ class Follower:
         return draft
 
     def _note(self, error: ReleaseRefused, manifest: str) -> None:
-        """Log and count a refusal, once by release and kind. manifest: digest of the release's manifest."""
-        if (error.kind, manifest) not in self._seen:
-            self._seen.add((error.kind, manifest))
+        """Log and count a refusal unless it is the release's last one again. manifest: digest of its manifest."""
+        known = self._refusals.get(manifest)
+        if known is None or known.kind != error.kind:
+            self._refusals[manifest] = error
             self.refused[error.kind] += 1
             log.warning("a draft release is not used (%s): %s", error.kind, error)
 
@@ -333,10 +331,10 @@ def manifest_digest(signed: bytes) -> str:
     return hashlib.sha256(signed).hexdigest()
 
 
-def check(signed: bytes, keys: Mapping[str, bytes], target: Target, state: ReleaseState) -> Manifest:
+def check(signed: bytes, keys: Mapping[str, bytes], target: Target, floor: int) -> Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
-    keys: id -> raw public key of the trusted publishers.
+    keys: id -> raw public key of the trusted publishers. floor: no older version is taken.
     """
     try:
         manifest = manifests.verify(signed, keys)
@@ -344,31 +342,21 @@ def check(signed: bytes, keys: Mapping[str, bytes], target: Target, state: Relea
         raise ReleaseRefused("signature", str(error)) from error
     except BadRequest as error:
         raise ReleaseRefused("manifest", str(error)) from error
-    known = state.refusal(manifest_digest(signed))
-    kind: RefusalKind
+
+    def refuse(kind: RefusalKind, wrong: str) -> NoReturn:
+        raise ReleaseRefused(kind, f"release {manifest.digest[:12]} (version {manifest.version}) {wrong}")
+
     if manifest.weights_hash != target.weights_hash:
-        kind, wrong = (
-            "target",
-            f"drafts for a target with the weights {manifest.weights_hash[:24]}, this one's are "
-            f"{target.weights_hash[:24]}; publish it for that target, or train one for this",
-        )
-    elif manifest.tokenizer_hash != target.tokenizer_hash:
-        kind, wrong = (
-            "tokenizer",
-            f"was made for the tokenizer {manifest.tokenizer_hash[:24]}, the target's is "
-            f"{target.tokenizer_hash[:24]}; export it with the target's own tokenizer",
-        )
-    elif manifest.version < state.floor:
-        kind, wrong = (
-            "version",
-            f"is older than version {state.floor}, which this device has loaded as stable; "
-            "to go back to an old draft publish its file as a new version",
-        )
-    elif manifest.size > MAX_BYTES:
-        kind, wrong = "size", f"has {manifest.size} bytes, this device takes at most {MAX_BYTES}; quantise it further"
-    elif known is not None:
-        again = "`outrider-edge releases forget` gives it another try"
-        kind, wrong = "remembered", f"was refused here before: {known.reason}; {again}"
-    else:
-        return manifest
-    raise ReleaseRefused(kind, f"release {manifest.digest[:12]} (version {manifest.version}) {wrong}")
+        theirs, ours = manifest.weights_hash[:24], target.weights_hash[:24]
+        wrong = f"drafts for a target with the weights {theirs}, this one's are {ours}"
+        refuse("target", f"{wrong}; publish it for that target, or train one for this")
+    if manifest.tokenizer_hash != target.tokenizer_hash:
+        theirs, ours = manifest.tokenizer_hash[:24], target.tokenizer_hash[:24]
+        wrong = f"was made for the tokenizer {theirs}, the target's is {ours}"
+        refuse("tokenizer", f"{wrong}; export it with the target's own tokenizer")
+    if manifest.version < floor:
+        wrong = f"is older than version {floor}, which this device has loaded as stable"
+        refuse("version", f"{wrong}; to go back to an old draft publish its file as a new version")
+    if manifest.size > MAX_BYTES:
+        refuse("size", f"has {manifest.size} bytes, this device takes at most {MAX_BYTES}; quantise it further")
+    return manifest

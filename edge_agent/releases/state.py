@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from io import BufferedRandom
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,12 +23,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "releases"
 """Name of the folder of all targets in a client's cache directory."""
-MAX_REFUSED = 32
-"""Refusals that are remembered, the latest."""
-MAX_REASON = 400
-_STATE, _BAD, _LOCK, _TARGET = "state.json", "state.json.bad", "lock", "target"
-_MAX_STATE = 1 << 18
-"""Bytes: 32 refusals are below it, whatever their reasons are made of."""
+_STATE, _LOCK = "state.json", "lock"
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Version = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -52,31 +46,16 @@ class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
         return f"release {self.digest[:12]} (version {self.version})"
 
 
-class Refusal(BaseModel, frozen=True, extra="forbid", strict=True):
-    """A release that could not be loaded, and why."""
-
-    release: InstalledRelease
-    kind: Annotated[str, Field(max_length=32)]
-    reason: Annotated[str, Field(max_length=MAX_REASON)]
-    at_unix: float
-    """Time in seconds."""
-
-
 class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
     """The releases of one target. Every method returns another state."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     device_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] = Field(default_factory=lambda: secrets.token_hex(16))
     """Random. It decides whether this device is among a canary's, and identifies nothing else."""
     floor: _Version = 0
     """Version of the newest stable release that was loaded; no older one is taken."""
     current: InstalledRelease | None = None
     last_good: InstalledRelease | None = None
-    refused: Annotated[tuple[Refusal, ...], Field(max_length=MAX_REFUSED)] = ()
-
-    def refusal(self, manifest: str) -> Refusal | None:
-        """Return why the release with this manifest was refused; None if it was not."""
-        return next((refusal for refusal in self.refused if refusal.release.manifest == manifest), None)
 
     def trusting(self, keys: Collection[str]) -> ReleaseState:
         """Drop the releases of publishers that are no longer trusted. keys: ids of the trusted ones."""
@@ -97,24 +76,13 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
         floor = self.floor if release.canary else max(self.floor, release.version)
         return self._with(current=release, last_good=good, floor=floor)
 
-    def refuse(self, release: InstalledRelease, kind: str, reason: str, now_unix: float) -> ReleaseState:
-        """Remember that a release could not be loaded; if it is the current one, go back to the last good one."""
-        refusal = Refusal(release=release, kind=kind, reason=reason[:MAX_REASON], at_unix=now_unix)
-        kept = tuple(one for one in self.refused if one.release.manifest != release.manifest)
-        state = self.dropped() if self.current == release else self
-        return state._with(refused=(*kept, refusal)[-MAX_REFUSED:])
-
     def dropped(self) -> ReleaseState:
-        """Go back to the last good release, without blame for the current one."""
+        """Go back to the last good release."""
         return self._with(current=self.last_good, last_good=None)
 
     def left(self) -> ReleaseState:
         """Use no release."""
         return self._with(current=None, last_good=None)
-
-    def forgotten(self) -> ReleaseState:
-        """Allow another try to the releases that were refused."""
-        return self._with(refused=())
 
     def _with(self, **changes: object) -> ReleaseState:
         return ReleaseState.model_validate(dict(self) | changes)
@@ -124,27 +92,16 @@ class ReleaseFolder:
     """The folder of one target's drafts: `state.json`, the releases' files, unfinished downloads, a lock.
 
     One process at a time changes it; others may read it. A crash leaves the state before a write or the one after.
+    root: of all targets. Raises OSError.
     """
 
-    def __init__(self, path: Path, lock: BufferedRandom | None, state: ReleaseState) -> None:
-        self.path = path
-        self.files = ArtifactStore(path, ".gguf")
-        self._lock = lock
-        self.state = state
+    def __init__(self, root: Path, weights_hash: str) -> None:
+        self.path = root / hashlib.sha256(weights_hash.encode()).hexdigest()[:16]
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.files = ArtifactStore(self.path, ".gguf")
+        self._lock: BufferedRandom | None = atomic_files.lock(self.path / _LOCK)
+        self.state = read(self.path)
         """The state that holds for this process; `write` and `change` replace it."""
-
-    @classmethod
-    def open(cls, root: Path, weights_hash: str) -> ReleaseFolder:
-        """Open the folder of a target's drafts, and lock it unless another process has. Raises OSError.
-
-        root: of all targets.
-        """
-        path = root / hashlib.sha256(weights_hash.encode()).hexdigest()[:16]
-        path.mkdir(parents=True, exist_ok=True)
-        lock = atomic_files.lock(path / _LOCK)
-        if lock is not None:
-            atomic_files.write(path / _TARGET, weights_hash.encode())
-        return cls(path, lock, read(path, keep=lock is not None))
 
     @property
     def writable(self) -> bool:
@@ -182,32 +139,15 @@ class ReleaseFolder:
             self._lock = None
 
 
-def read(path: Path, *, keep: bool) -> ReleaseState:
-    """Return the state on disk, or a new one where it cannot be used. keep: put such a file aside first."""
-    file = path / _STATE
+def read(folder: Path) -> ReleaseState:
+    """Return the state on disk, or a new one where it cannot be used."""
+    file = folder / _STATE
     try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_STATE + 1)
-        if len(data) > _MAX_STATE:
-            raise ValueError(f"it has more than {_MAX_STATE} bytes")
-        return ReleaseState.model_validate_json(data)
+        return ReleaseState.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return ReleaseState()
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        log.warning(
-            "%s cannot be used (%s): this device begins without a release, and has forgotten which "
-            "versions and which refused releases it must not take; the file is kept as %s",
-            file,
-            reason,
-            _BAD,
-        )
-        if keep:
-            os.replace(file, path / _BAD)
+        text = "%s cannot be used (%s): this device begins anew, and has forgotten which versions are too old"
+        log.warning(text, file, reason)
         return ReleaseState()
-
-
-def folders(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (weights hash, folder) of every target that has one."""
-    for path in sorted(root.glob(f"*/{_TARGET}")):
-        yield path.read_text(errors="replace")[:200], path.parent

@@ -13,13 +13,13 @@ from fake_verifier import FakeVerifier
 from file_server import Behaviour, FileServer
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.cli import parser
 from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions
 from edge_agent.drafting.pool import DraftPool
+from edge_agent.releases.download import RefusalKind
 from edge_agent.releases.follower import Follower
-from edge_agent.releases.state import FOLDER, ReleaseState, folders, read
+from edge_agent.releases.state import FOLDER, ReleaseState, read
 from outrider.artifacts import atomic_files
-from outrider.core.errors import BadRequest, ModelRefused, VocabularyMismatch
+from outrider.core.errors import ModelRefused, VocabularyMismatch
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 from outrider.wire.v1.coordinator_pb2 import OfferReleaseResponse
@@ -119,8 +119,8 @@ class Device:
 
     @property
     def state(self) -> ReleaseState:
-        [(_, path)] = folders(self.cluster.root)
-        return read(path, keep=False)
+        [path] = self.cluster.root.iterdir()
+        return read(path)
 
 
 @pytest.fixture
@@ -159,29 +159,25 @@ async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(devi
 @pytest.mark.parametrize(
     ("error", "kind"), [(ModelRefused("it broke"), "unusable"), (VocabularyMismatch("other tokens"), "vocabulary")]
 )
-async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again(
-    device: Device, error: ModelRefused, kind: str, capsys: pytest.CaptureFixture[str]
+async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again_by_this_process(
+    device: Device, error: ModelRefused, kind: RefusalKind
 ) -> None:
-    async def said(verb: str) -> str:
-        args = parser().parse_args(["releases", verb, "--cache-dir", str(device.cluster.root.parent)])
-        await args.run(args)
-        return capsys.readouterr().out
-
     good = await device.takes(1)
     device.cluster.error = error
     bad = device.publish(2, usable=False)
-    await until(lambda: device.follower.refused[kind])  # type: ignore[index]
+    await until(lambda: device.follower.refused[kind])
+    asked = device.cluster.asked
+    device.cluster.unusable.clear()
     device.offer(device.cluster.offer)
-    await until(lambda: device.follower.refused["remembered"])
+    await until(lambda: device.cluster.asked > asked and not device.follower._news.is_set())
     state = device.state
     assert device.in_use == good and state.current is not None and state.current.digest == good and state.floor == 1
-    assert [one.release.digest for one in state.refused] == [bad]
-    with pytest.raises(BadRequest, match="end it first"):
-        await said("forget")
+    assert device.follower.refused == {kind: 1}
     await device.end()
-    status = await said("status")
-    assert f"in use     {good[:12]} (version 1, stable)" in status and f"{kind}: " in status
-    assert "1 refused release forgotten" in await said("forget") and "refused" not in await said("status")
+    again = Device(device.cluster)
+    await again.start()
+    await until(lambda: again.in_use == bad)
+    await again.end()
 
 
 async def test_a_replaced_draft_is_freed(device: Device) -> None:
@@ -210,7 +206,7 @@ async def test_a_canary_is_left_although_what_is_offered_instead_was_refused_her
     await device.takes(2, canary=True)
     device.offer(refused)
     await until(lambda: device.in_use == NGRAM)
-    assert device.follower.refused["remembered"] == 1
+    assert device.follower.refused == {"unusable": 1}
 
 
 async def test_a_serial_that_nobody_has_or_that_went_back_does_not_make_it_deaf(device: Device) -> None:
@@ -263,7 +259,7 @@ async def test_a_start_loads_the_last_release_that_is_trusted_whole_and_usable(
     again = Device(cluster, Signer.generate() if fault == "distrusted" else SIGNER)
     await again.start()
     assert again.in_use == (new if not fault else good if "new" in fault else NGRAM)
-    assert {one.release.digest for one in again.state.refused} == cluster.unusable
+    assert again.follower.refused["unusable"] == len(cluster.unusable)
     assert (again.state.current is not None) == (again.in_use != NGRAM)
     await again.end()
 

@@ -57,7 +57,7 @@ COMMANDS: dict[str, list[Sequence[str]]] = {
     ],
     "outrider-coordinator": [()],
     "outrider-distill": [(), ("run",), ("key",), ("publish",), ("forget",)],
-    "outrider-edge": [(), ("generate",), ("chat",), ("serve",), ("bench",), ("releases", "status")],
+    "outrider-edge": [(), ("generate",), ("chat",), ("serve",), ("bench",)],
     "outrider-verifier": [()],
 }
 
