@@ -18,7 +18,7 @@ from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER
-from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
+from edge_agent.sdk.generation import CompletionStream, Deadline, Generation, ItemStream
 from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables
 from edge_agent.sdk.sessions import BackgroundTasks, Sessions
 from edge_agent.sdk.skeleton import SkeletonPlan, SkeletonStream
@@ -148,7 +148,7 @@ class AsyncClient:
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None
         """Everything for the target, once it is loaded."""
-        self._streams: weakref.WeakSet[CompletionStream | SkeletonStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[ItemStream[Any]] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
         return self

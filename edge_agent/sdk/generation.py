@@ -7,7 +7,8 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from typing import Self
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, Self, TypeVar
 
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.sdk.request import Request, check_fits, check_ids, check_scores
@@ -22,6 +23,8 @@ from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import Finish, TokenLogprobs
 
 log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
 
 _REASONS: dict[Finish, FinishReason] = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.CANCELLED: "cancelled"}
 _RETRIED = (InternalError, Overloaded, Unavailable)
@@ -208,48 +211,64 @@ class Generation:
         return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs, lossy)
 
 
-class CompletionStream:
-    """A request that runs, as `AsyncClient.stream` returns it: iterate over it for chunks.
+class ItemStream(Generic[_A]):
+    """Work that runs as its items are taken: iterate over it, or call `next` until it returns None.
 
-    Leaving the iteration early, or the context, cancels the request. `async with stream:` around the loop waits until
-    the cancellation has been sent; without it a `break` cancels in the background. `statistics` and `completion`
-    cover the output so far while the request runs.
+    Leaving the iteration early, or the context, cancels the work.
     """
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._chunks = generation.chunks()
+    def __init__(self, items: AsyncGenerator[_A, None]) -> None:
+        self._items = items
         self._pulling = asyncio.Lock()
-        """Held while a chunk is awaited: a generator that runs cannot be closed."""
-        self._taken: list[Chunk] = []
-        self.statistics = generation.statistics
+        """Held while an item is awaited: a generator that runs cannot be closed."""
+        self._taken: list[_A] = []
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
+    async def __aiter__(self) -> AsyncIterator[_A]:
         async with self:
-            while (chunk := await self.next()) is not None:
-                yield chunk
+            while (item := await self.next()) is not None:
+                yield item
 
-    async def next(self) -> Chunk | None:
-        """Wait for the next chunk; None at the end. Call `aclose` to leave before it."""
-        enforced = self._generation.deadline.enforced(
-            first_token=not self._taken, why=lambda: self.statistics.attach_failure
-        )
-        async with self._pulling, enforced:
-            chunk = await anext(self._chunks, None)
-        if chunk is not None:
-            self._taken.append(chunk)
-        return chunk
+    async def next(self) -> _A | None:
+        """Wait for the next item; None at the end. Call `aclose` to leave before it."""
+        async with self._pulling, self._limited():
+            item = await anext(self._items, None)
+        if item is not None:
+            self._taken.append(item)
+        return item
 
     async def aclose(self) -> None:
-        """Cancel the request, once a chunk that another task awaits has come."""
+        """Cancel the work, once an item that another task awaits has come."""
         async with self._pulling:
-            await self._chunks.aclose()
+            await self._items.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _limited(self) -> AbstractAsyncContextManager[None]:
+        """Limit the time of waiting for one item."""
+        return contextlib.nullcontext()
+
+
+class CompletionStream(ItemStream[Chunk]):
+    """A request that runs, as `AsyncClient.stream` returns it: iterate over it for chunks.
+
+    `await stream.next()` returns the next chunk, None at the end; `await stream.aclose()` leaves before it. Leaving the
+    iteration early, or the context, cancels the request, too. `async with stream:` around the loop waits until
+    the cancellation has been sent; without it a `break` cancels in the background. `statistics` and `completion`
+    cover the output so far while the request runs.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation.chunks())
+        self._generation = generation
+        self.statistics = generation.statistics
+
+    def _limited(self) -> AbstractAsyncContextManager[None]:
+        deadline, begun = self._generation.deadline, bool(self._taken)
+        return deadline.enforced(first_token=not begun, why=lambda: self.statistics.attach_failure)
 
     def show_special(self, texts: Collection[str]) -> None:
         """Make special tokens with these texts part of the text. Call it before the first chunk is taken."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-from edge_agent.sdk.generation import CompletionStream, Deadline
+from edge_agent.sdk.generation import CompletionStream, Deadline, ItemStream
 from edge_agent.sdk.request import Request, refuse
 from edge_agent.sdk.types import Options, Skeleton, SkeletonPoint
 from edge_agent.target.chat_template import Message
@@ -116,47 +115,20 @@ def outline_grammar(points: int) -> str:
     return f"start: {lines}\nTITLE: /[^\\s][^\\n]{{1,{TITLE_CHARS - 1}}}/"
 
 
-class SkeletonStream:
+class SkeletonStream(ItemStream[SkeletonPoint]):
     """A skeleton that is being written, as `AsyncClient.stream_skeleton` returns it: iterate over it for its points.
 
     They come as they finish, in any order; `number` is a point's place. One that fails comes with its `error`, and the
-    others continue. Leaving the iteration early, or the context, cancels all requests, as for CompletionStream.
+    others continue. It has `next` and `aclose`, and leaving the iteration early, or the context, cancels all requests,
+    as for CompletionStream.
     """
 
     def __init__(self, plan: SkeletonPlan, outline: CompletionStream, begin: Begin) -> None:
+        super().__init__(self._points())
         self._plan = plan
         self._outline = outline
         self._begin = begin
         self._room = asyncio.Semaphore(plan.parallel)
-        self._written = self._points()
-        self._pulling = asyncio.Lock()
-        """Held while a point is awaited: a generator that runs cannot be closed."""
-        self._taken: list[SkeletonPoint] = []
-
-    async def __aiter__(self) -> AsyncIterator[SkeletonPoint]:
-        async with self:
-            while (point := await self.next()) is not None:
-                yield point
-
-    async def next(self) -> SkeletonPoint | None:
-        """Wait for the next point that ends; None after the last. Raises the error of the outline's request."""
-        async with self._pulling:
-            point = await anext(self._written, None)
-        if point is not None:
-            self._taken.append(point)
-        return point
-
-    async def aclose(self) -> None:
-        """Cancel all requests, once a point that another task awaits has come."""
-        async with self._pulling:
-            await self._written.aclose()
-            await self._outline.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     @property
     def skeleton(self) -> Skeleton:

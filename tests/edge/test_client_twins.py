@@ -23,9 +23,10 @@ TWINS = {
 def surface(cls: type) -> dict[str, Callable[..., Any]]:
     """Return the public methods of a class and those of Python's protocols."""
     kept = {"__init__", *TWINS, *TWINS.values()}
+    members = {name: member for owner in reversed(cls.__mro__[:-1]) for name, member in vars(owner).items()}
     return {
         name: member
-        for name, member in vars(cls).items()
+        for name, member in members.items()
         if (name in kept or not name.startswith("_")) and (inspect.isfunction(member) or isinstance(member, property))
     }
 
