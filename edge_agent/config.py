@@ -58,9 +58,8 @@ class EdgeSettings(BaseSettings):
     """Requests that run at the same time; further ones wait."""
     draft_workers: int = Field(default=2, ge=1, le=64)
     """Sessions that may draft with the model at the same time; further ones draft by n-grams alone, without waiting."""
-    draft_cpus: float = Field(default=1.0, gt=0.0, le=256.0)
-    """Cores that a decode may use: 0.3 drafts for 30% of the time, and first what the verifier waits for; 4 decodes on
-    four threads. Keep it below the number of cores, since the threads spin."""
+    draft_cpus: int = Field(default=1, ge=1, le=256)
+    """Threads on which a decode runs. Keep it below the number of cores, since the threads spin."""
 
     release_keys: str = ""
     """Publishers to trust with draft releases, separated by commas: 64 hex digits of an Ed25519

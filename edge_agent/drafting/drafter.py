@@ -124,11 +124,6 @@ class Drafter:
         """The leaves of the next decode; None where they must be chosen again."""
         self.plan = _IDLE
 
-    @property
-    def awaited(self) -> bool:
-        """Return whether the verifier waits for nodes, since it holds none of this drafter's."""
-        return self.plan.waits and not any(self._states[node.id].sent for node in self._tree)
-
     def begin(self, task: DraftTask, plan: SpeculationPlan) -> None:
         """Read the sequence of a session; drop everything of an earlier one."""
         self._reset(task, plan)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.growth import DecodeLatency
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
@@ -44,8 +43,6 @@ class DraftOptions:
     positions: int = 0
     """Positions of the target, for which a draft's context has room as far as it was trained for them, and as the
     contexts of all workers leave three quarters of the free memory; 0 if they are not known."""
-    budget: CpuBudget | None = None
-    """CPU time of all drafts together; None is no cap."""
 
 
 @dataclass

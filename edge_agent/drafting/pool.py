@@ -155,7 +155,7 @@ class DraftPool:
         """Return a new worker, whose thread builds its drafter. Raises ModelRefused if no thread can start."""
         owned = contextlib.ExitStack()
         try:
-            worker = DraftWorker(draft, lambda: self._drafter(draft, owned), owned.close, self._options.budget)
+            worker = DraftWorker(draft, lambda: self._drafter(draft, owned), owned.close)
         except RuntimeError as error:  # the draft is not to blame, and the next session may find a thread
             raise ModelRefused(f"the draft {draft.name} cannot start now: {error}") from error
         self._workers.append(worker)

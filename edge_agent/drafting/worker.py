@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
 
-from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.loading import Draft
@@ -22,8 +19,6 @@ from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.errors import BadRequest
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 Report = Callable[[DraftUpdate | str], None]
 """Receives what was drafted, or why the draft cannot serve the session any further, which goes on without it.
@@ -46,35 +41,21 @@ class _Inbox:
     tokens: tuple[int, ...] = ()
 
     @property
-    def urgent(self) -> bool:
-        """Return whether it holds more than a commit or a plan, which may wait for the CPU budget."""
-        return self.begin is not None or self.end or self.close
-
-    @property
     def empty(self) -> bool:
-        return not (self.urgent or self.plan is not None or self.tokens)
+        return self == _Inbox()
 
 
 class DraftWorker:
     """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds.
 
     draft: what it drafts with. build: makes the drafter, on the worker's thread. release: frees what `build` took, on
-    the same thread. budget: of CPU time; only prompts are read whatever it says.
+    the same thread.
     """
 
-    def __init__(
-        self,
-        draft: Draft,
-        build: Callable[[], Drafter],
-        release: Callable[[], None] = lambda: None,
-        budget: CpuBudget | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, draft: Draft, build: Callable[[], Drafter], release: Callable[[], None] = lambda: None) -> None:
         self.draft = draft
         self._build = build
         self._release = release
-        self._budget = budget or CpuBudget()
-        self._clock = clock
         self._inbox = _Inbox()
         self._inbox_changed = threading.Condition()
         """Guards the inbox."""
@@ -138,31 +119,24 @@ class DraftWorker:
             self._release()
 
     def _run(self, drafter: Drafter) -> None:
-        pause_s: float | None = None
-        while not (inbox := self._next_requests(drafter, pause_s)).close:
+        rests = True
+        while not (inbox := self._next_requests(wait=rests)).close:
             try:
                 self._serve(drafter, inbox)
-                pause_s = None if self._report is None else self._draft(drafter)
+                rests = self._report is None or not self._draft(drafter)
             except Exception as error:
                 # Whatever breaks in the draft, the session goes on without it. A text that is too long may be common.
                 level = logging.INFO if isinstance(error, BadRequest) else logging.WARNING
                 debugs = log.isEnabledFor(logging.DEBUG)
                 log.log(level, "the draft gave up for this session: %s", error, exc_info=debugs)
                 self._send(_described(error))
-                self._report = pause_s = None
+                self._report, rests = None, True
 
-    def _next_requests(self, drafter: Drafter, pause_s: float | None) -> _Inbox:
-        """Wait for requests, at most `pause_s` seconds where it is not None, and take all of them.
-
-        Commits and plans wait until the CPU budget allows for drafting: to catch up with a commit is drafting, too.
-        """
+    def _next_requests(self, *, wait: bool) -> _Inbox:
+        """Take all requests, after waiting for one if there is none."""
         with self._inbox_changed:
-            self._inbox_changed.wait_for(lambda: not self._inbox.empty, pause_s)
-            while not (self._inbox.empty or self._inbox.urgent):
-                pause_s = self._budget.pause_s(awaited=drafter.plan.waits)
-                if pause_s <= 0:
-                    break
-                self._inbox_changed.wait_for(lambda: self._inbox.urgent, pause_s)
+            if wait:
+                self._inbox_changed.wait_for(lambda: not self._inbox.empty)
             inbox, self._inbox = self._inbox, _Inbox()
             return inbox
 
@@ -178,29 +152,14 @@ class DraftWorker:
         if self._report is None or inbox.empty:
             return
         if inbox.tokens:
-            self._timed(lambda: drafter.advance(inbox.tokens))
+            drafter.advance(inbox.tokens)
         self._send(drafter.harvest(moved=True))  # surviving nodes go out before the next decode
 
-    def _draft(self, drafter: Drafter) -> float | None:
-        """Run one decode, unless the budget forbids it; return the pause before the next one, None without an end."""
-        if self._budget.capped:  # whether the verifier waits takes a look at the whole tree
-            awaited = drafter.awaited
-            pause_s = self._budget.pause_s(awaited=awaited)
-            if pause_s > (drafter.plan.draft_wait_s if awaited else drafter.plan.step_s):
-                self._send(drafter.harvest(moved=False))
-            if pause_s > 0:
-                return pause_s
-        moved = self._timed(drafter.step)
+    def _draft(self, drafter: Drafter) -> bool:
+        """Run one decode, and return whether another one may follow."""
+        moved = drafter.step()
         self._send(drafter.harvest(moved=moved))
-        return 0.0 if moved else None
-
-    def _timed(self, work: Callable[[], Result]) -> Result:
-        """Charge the time that the work takes to the budget."""
-        begun = self._clock()
-        try:
-            return work()
-        finally:
-            self._budget.spend(self._clock() - begun)
+        return moved
 
     def _send(self, news: DraftUpdate | str | None) -> None:
         if news is not None and self._report is not None:

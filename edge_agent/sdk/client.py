@@ -13,7 +13,6 @@ from typing import Any, Self, Unpack
 from pydantic import SecretStr
 
 from edge_agent.config import SYSTEM_CA, EdgeSettings
-from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.follower import Follower
@@ -124,11 +123,7 @@ class AsyncClient:
             tls = ClientTls(authorities, settings.tls_cert, settings.tls_key)
         cache = Path(settings.cache_dir)
         self._draft = draft
-        self._draft_options = DraftOptions(
-            workers=settings.draft_workers,
-            threads=max(1, int(settings.draft_cpus)),
-            budget=CpuBudget(min(1.0, settings.draft_cpus)),
-        )
+        self._draft_options = DraftOptions(workers=settings.draft_workers, threads=settings.draft_cpus)
         self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
         self._tasks = BackgroundTasks()

@@ -97,7 +97,6 @@ def test_after_a_miss_it_starts_afresh_below_the_new_token() -> None:
     grown(made)
     wrong = (target(PROMPT) + 40) % VOCABULARY
     made.advance([wrong])
-    assert made.awaited
     growth = grown(made)
     assert growth.base == 1
     assert spine(growth)[:3] == continuation((*PROMPT, wrong), 3)
