@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
-import secrets
-import statistics
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError
 
 from edge_agent.config import EdgeSettings
 from outrider import __version__
@@ -25,11 +23,14 @@ from outrider.core.text import counted
 if TYPE_CHECKING:  # importing them takes long, and help does without
     from edge_agent.bench.measure import Configuration, Plan
     from edge_agent.prompts import Prompt
-    from edge_agent.sdk.client import AsyncClient
     from edge_agent.target.bundle import TargetBundle
 
 COUNT, TOKENS = 16, 128
-MAX_USERS, MAX_RTT_MS, MAX_VALUES = 256, 10_000.0, 16
+_Users = Annotated[int, Field(ge=1, le=256)]
+_RttMs = Annotated[float, Field(ge=0.0, le=10_000.0)]
+_Count = Annotated[int, Field(ge=1, le=100_000)]
+_Tokens = Annotated[int, Field(ge=2, le=100_000)]
+_Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
 STDOUT = "-"
 _IDENTITY = ("name", "dtype", "backend", "hardware")
 """What is reported of the target."""
@@ -40,17 +41,18 @@ PROMPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "prompts.jsonl"
 def add_options(group: Any) -> None:
     """Add the options that say what is measured."""
 
-    def add(flag: str, kind: Callable[[str], Any], default: Any, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} [default: {default}]")
+    def add(flag: str, kind: Any, default: Any, metavar: str, text: str) -> None:
+        text = f"{text} [default: {default}]"
+        group.add_argument(flag, type=_read_as(kind), default=str(default), metavar=metavar, help=text)
 
     group.add_argument("--model", metavar="NAME", help="name of the target, as --target")
-    add("--concurrency", _numbers(int, 1, MAX_USERS), "1,4", "N,...", "numbers of users at the same time")
-    add("--rtt-ms", _numbers(float, 0.0, MAX_RTT_MS), "0", "MS,...", "round trips to add to the real one, emulated")
-    text = "prompts in our own format or that of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT [default: our own]"
+    add("--concurrency", _several(_Users), "1,4", "N,...", "numbers of users at the same time")
+    add("--rtt-ms", _several(_RttMs), "0", "MS,...", "round trips to add to the real one, emulated")
+    text = "prompts in our own format or that of Spec-Bench, MT-bench, HumanEval or GSM8K [default: our own]"
     group.add_argument("--prompts", type=Path, metavar="FILE", help=text)
-    add("--count", _number(int, 1, 100_000), COUNT, "N", "take so many of them, the categories in turn")
-    add("--max-tokens", _number(int, 2, 100_000), TOKENS, "N", "generate so many tokens at most for each")
-    add("--temperature", _number(float, 0.0, 2.0), 0.0, "X", "0 is greedy, 1 the target's own distribution")
+    add("--count", _Count, COUNT, "N", "take so many of them, the categories in turn")
+    add("--max-tokens", _Tokens, TOKENS, "N", "generate so many tokens at most for each")
+    add("--temperature", _Temperature, 0.0, "X", "0 is greedy, 1 the target's own distribution")
     text = "write the result as JSON to FILE, too; without FILE print it instead of the tables"
     group.add_argument("--json", nargs="?", const=STDOUT, type=_file, metavar="FILE", help=text)
 
@@ -62,33 +64,23 @@ def _file(text: str) -> str:
     return text
 
 
-def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
-    """Return what reads a number from `least` to `most`."""
+def _read_as(kind: Any) -> Callable[[str], Any]:
+    """Return what reads an option's value as a type that pydantic checks."""
+    adapter = TypeAdapter(kind)
 
-    def number(text: str) -> float:
+    def read(text: str) -> Any:
         try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            what = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"must be {what} from {least:g} to {most:g}, got {text!r}")
-        return value
+            return adapter.validate_python(text)
+        except ValidationError as error:
+            must = re.sub(r"^\w+ should ", "must ", error.errors()[0]["msg"])
+            raise argparse.ArgumentTypeError(f"{must}, got {text!r}") from None
 
-    return number
+    return read
 
 
-def _numbers(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], list[float]]:
-    """Return what reads numbers between commas, each of them once."""
-    number = _number(kind, least, most)
-
-    def numbers(text: str) -> list[float]:
-        values = list(dict.fromkeys(map(number, text.split(","))))
-        if len(values) > MAX_VALUES:
-            raise argparse.ArgumentTypeError(f"must be at most {MAX_VALUES} numbers, got {len(values)}")
-        return values
-
-    return numbers
+def _several(kind: Any) -> Any:
+    """Return the type of some values between commas, each of them once."""
+    return Annotated[list[kind], BeforeValidator(lambda text: list(dict.fromkeys(text.split(","))))]
 
 
 async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
@@ -119,7 +111,6 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
             draft=None if settings.draft in ("", "none") else settings.draft,
             read=True,
         )
-        new_ms = [await _first_token_ms(client, prompt) for prompt in prompts[:COUNT]]
     measured: list[Configuration] = []
     whole = False
     try:
@@ -133,7 +124,6 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
                 "whole": whole,
                 "too_long": too_long,
                 "cluster": settings.coordinator or settings.verifier,
-                "new_prompt_first_token_ms": round(statistics.median(new_ms), 1),
             }
             _publish(document, args.json)
 
@@ -223,12 +213,3 @@ def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
     except BadRequest:  # it is too long to be looked at
         return False
     return len(ids) + max_tokens * len(prompt.turns) <= bundle.description.max_sequence
-
-
-async def _first_token_ms(client: AsyncClient, prompt: Prompt) -> float:
-    """Return the time to the first token of a prompt that is new to the verifier."""
-    from edge_agent.bench.users import User, Users
-
-    new = f"{secrets.token_hex(4)}: {prompt.turns[0]}"
-    [first] = await User(Users({}, [(new,)], options={"max_tokens": 1}, warm=0), 0, client).run(None)
-    return 1e3 * first.first_token_s

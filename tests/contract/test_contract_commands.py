@@ -135,8 +135,6 @@ def test_texts_and_chats_come_from_the_terminal_with_a_draft_and_without(cluster
     for name in ("outrider", "outrider-edge"):
         code, out, _ = cluster.run(name, "chat", *where, "--message", "Hello")
         assert (code, out.strip()) == (0, said.strip())
-    for verb in ("status", "forget"):
-        assert cluster.run("outrider-edge", "releases", verb)[0] == 0
 
 
 def test_a_cluster_is_measured_with_drafts_and_without(cluster: Cluster, tmp_path: Path) -> None:
