@@ -12,7 +12,6 @@ import time
 from coordinator.api.authentication import Caller, tenant_name
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import SESSION_MS, TICKET_MS
-from coordinator.releases.records import LifecycleState, Release, ReleaseAction
 from coordinator.store import quotas
 from coordinator.store.redis_store import SESSIONS_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound
@@ -42,7 +41,6 @@ _HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
 _VERIFIER_ACTIONS = {
     pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
 }
-_RELEASE_ACTIONS = {pb.ReleaseAction.Value(f"RELEASE_ACTION_{action.name}"): action for action in ReleaseAction}
 
 
 class AdminServicer(Servicer, stubs.AdminServicer):
@@ -171,21 +169,19 @@ class AdminServicer(Servicer, stubs.AdminServicer):
 
     @rpc
     async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: Caller) -> pb.PublishReleaseResponse:
-        state = await self.releases.publish(request.manifest)
-        return pb.PublishReleaseResponse(state=_state_to_proto(state))
+        return pb.PublishReleaseResponse(state=(await self.releases.publish(request.manifest)).state)
 
     @rpc
     async def ListReleases(self, request: pb.ListReleasesRequest, caller: Caller) -> pb.ListReleasesResponse:
         serial, found = await self.releases.releases(_hash_beginning(request.release) if request.release else "")
-        return pb.ListReleasesResponse(releases=map(_release_to_proto, found), serial=serial)
+        return pb.ListReleasesResponse(releases=found, serial=serial)
 
     @rpc
     async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: Caller) -> pb.UpdateReleaseResponse:
-        action = _RELEASE_ACTIONS.get(request.action)
-        if action is None:
+        if not request.action or request.action not in pb.ReleaseAction.values():
             raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
-        release = await self.releases.apply(_hash_beginning(request.release), action)
-        return pb.UpdateReleaseResponse(release=_release_to_proto(release))
+        release = await self.releases.apply(_hash_beginning(request.release), request.action)
+        return pb.UpdateReleaseResponse(release=release)
 
     async def _page(
         self, verifier_ids: list[str], tenant: str, after: tuple[str, str], limit: int
@@ -230,23 +226,6 @@ def _checked(bounds: pb.WindowBounds) -> pb.WindowBounds:
     if window.HasField("nodes_per_level") and not 1.0 <= per_level <= MAX_PER_LEVEL:
         raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
     return bounds
-
-
-def _release_to_proto(release: Release) -> pb.Release:
-    return pb.Release(
-        manifest=release.manifest,
-        state=_state_to_proto(release.state),
-        share=release.share,
-        since_unix=release.since_unix,
-        reason=release.reason,
-        pinned=release.pinned,
-        evidence=pb.ReleaseEvidence(**vars(release.evidence)) if release.evidence else None,
-    )
-
-
-def _state_to_proto(state: LifecycleState) -> pb.ReleaseState:
-    value: pb.ReleaseState = getattr(pb, f"RELEASE_STATE_{state.name}")
-    return value
 
 
 def _hash_beginning(value: str) -> str:

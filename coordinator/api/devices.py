@@ -14,7 +14,6 @@ from coordinator.api.authentication import Caller
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S
 from coordinator.records import PlacementRequest, WorkloadKey
-from coordinator.releases.records import LifecycleState
 from coordinator.store.sessions import EPOCH_SPAN, Placement
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
@@ -122,7 +121,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         serial, release = await self.releases.offer(target, label("device_id", request.device_id))
         if release is None:
             return pb.OfferReleaseResponse(serial=serial)
-        canary, base_url = release.state is LifecycleState.CANARY, self.releases.base_url
+        canary, base_url = release.state == pb.RELEASE_STATE_CANARY, self.releases.base_url
         return pb.OfferReleaseResponse(serial=serial, manifest=release.manifest, canary=canary, base_url=base_url)
 
     async def _place(self, claims: Claims, request: PlacementRequest) -> pb.OpenSessionResponse:

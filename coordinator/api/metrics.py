@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.releases.records import CanaryEvidence, LifecycleState, Release
+from coordinator.releases.lifecycle import CANARY, CANDIDATE, ROLLED_BACK, STABLE, SUPERSEDED, words
 from coordinator.store.redis_store import StoreCounters, call_histograms
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import OutriderError
@@ -80,7 +80,7 @@ class CoordinatorCollector(Collector):
         self._counters = counters
         self._verifiers = verifiers
         self._releases = releases
-        self._fleet: tuple[Sequence[pb.VerifierStatus], Sequence[Release]] | None = None
+        self._fleet: tuple[Sequence[pb.VerifierStatus], Sequence[pb.Release]] | None = None
         """Verifiers and releases as they were read last; None while the store is away."""
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
@@ -135,11 +135,12 @@ def _verifiers(verifiers: Sequence[pb.VerifierStatus] | None) -> Iterator[Metric
     yield gauge(f"{NAME}_session_capacity", text, None if verifiers is None else places)
 
 
-def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric]:
+def _releases(releases: Sequence[pb.Release] | None, now: float) -> Iterator[Metric]:
     states = Counter(release.state for release in releases or ())
-    shown = {} if releases is None else {state.value: states[state] for state in LifecycleState}
+    known = (CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK)
+    shown = {} if releases is None else {words(state).replace(" ", "_"): states[state] for state in known}
     yield gauge(f"{NAME}_releases", "Releases of drafts by state", shown, "state")
-    canaries = [release for release in releases or () if release.state is LifecycleState.CANARY]
+    canaries = [release for release in releases or () if release.state == CANARY]
     trials = {_shown(manifests.read_unverified(release.manifest).weights_hash): release for release in canaries}
     ages = {target: now - release.since_unix for target, release in trials.items()}
     yield gauge(f"{NAME}_canary_age_seconds", "Since the trial's begin", ages, "target")
@@ -147,7 +148,7 @@ def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric
     acceptance: dict[tuple[str, str], float] = {}
     logs: dict[tuple[str, str], float] = {}
     for target, release in trials.items():
-        e = release.evidence or CanaryEvidence()
+        e = release.evidence
         samples |= {(target, "canary"): e.canary_samples, (target, "stable"): e.stable_samples}
         acceptance |= {(target, "canary"): e.canary_acceptance, (target, "stable"): e.stable_acceptance}
         logs |= {(target, "better"): e.log_better, (target, "worse"): e.log_worse}

@@ -147,7 +147,12 @@ def _document(release: pb.Release) -> Document:
     known_here = release.state in pb.ReleaseState.values()  # a newer coordinator may have more states
     state = pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower() if known_here else "unknown"
     signed_by = pb.SignedManifest.FromString(release.manifest).key_id
-    known = {"release": manifest.digest, "signed_by": signed_by, **asdict(manifest), **fields(release, "manifest")}
+    known = {
+        "release": manifest.digest,
+        "signed_by": signed_by,
+        **asdict(manifest),
+        **fields(release, "manifest", "name", "version"),
+    }
     return {**known, "state": state}
 
 

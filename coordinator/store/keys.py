@@ -33,10 +33,10 @@ BOUNDS = PREFIX + "bounds"
 """STRING: an operator's bounds of the window of every session without bounds of its own, protobuf. Does not expire."""
 
 RELEASES = PREFIX + "releases"
-"""HASH weights hash of a target -> the releases of its drafts with their history, JSON. Does not expire."""
+"""HASH weights hash of a target -> the releases of its drafts with their history (pb.ReleaseTrack). Does not expire."""
 
 RELEASE_SERIAL = PREFIX + "release-serial"
-"""STRING: grows whenever any release changes its state; starts from the clock (us), so that it grows even if lost."""
+"""STRING: grows with every change of a release; starts from the clock (us), so that it grows even if lost."""
 
 
 def waiting(target: str) -> str:
@@ -114,15 +114,15 @@ def prior(workload: WorkloadKey) -> str:
 
 
 def samples(weights: str, version: int) -> str:
-    """Return the key of the HASH "arm:tenant" -> "number of samples, sum of their acceptances, sum of the squares" of a
-    canary's trial. It expires a while after the last sample."""
+    """Return the key of the HASH of a canary's trial: "arm:tenant:samples" -> their number, "...:total" and
+    "...:squares" -> the sums of their acceptances and of the squares. It expires a while after the last sample."""
     return f"{PREFIX}samples:{version}:{_digest(weights)}"
 
 
-def span(session_id: str) -> str:
-    """Return the key of a HASH: a session's counts as the span began that a draft's trial samples. It expires soon
-    after the reports stop, later than a session takes to resume on another verifier."""
-    return f"{PREFIX}span:{session_id}"
+def sampled(session_id: str, version: int, arm: str) -> str:
+    """Return the key of a STRING: a session has given its sample to an arm of a canary's trial. It expires when the
+    session has too many positions for another one."""
+    return f"{PREFIX}sampled:{version}:{arm}:{session_id}"
 
 
 def _digest(name: str) -> str:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.releases.records import in_canary
+from coordinator.releases.lifecycle import in_canary
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Signer

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.releases import evidence
 from coordinator.releases.evidence import LOG_THRESHOLD, Arm, Arms
-from coordinator.releases.store import IN_STEP
+from coordinator.releases.handlers import IN_STEP
 
 BOUND = 0.05
 THREE, TRUSTING = 3, 1
@@ -27,7 +27,7 @@ def sample(rng, is_canary: bool, mean: float, spread: float = 0.1, tenant: str =
 
 
 def looks(samples: Iterable[Sample], every: int, needed: int = TRUSTING):
-    """Weigh after every so many samples, which are taken in step, as release_sample.lua does."""
+    """Weigh after every so many samples, which are taken in step, as the handlers do."""
     tenants: defaultdict[str, Arms] = defaultdict(Arms)
     for number, (tenant, is_canary, acceptance) in enumerate(samples, 1):
         arms = tenants[tenant]

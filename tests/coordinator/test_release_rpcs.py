@@ -25,9 +25,9 @@ from releasing import (
     version_of,
 )
 
-from coordinator.releases.records import in_canary
-from coordinator.releases.store import ReleaseStore
+from coordinator.releases.lifecycle import in_canary
 from coordinator.store import keys
+from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -274,10 +274,14 @@ async def test_the_trial_begins_again_where_its_samples_were_lost(start, redis) 
 
 
 async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeypatch) -> None:
-    async def broken(*_: object) -> None:
-        raise Unavailable("the store has just gone")
+    call = RedisStore.call
 
-    monkeypatch.setattr(ReleaseStore, "serial", broken)
+    async def broken(self, operation: str, commands: object) -> object:
+        if operation == "release_serial":
+            raise Unavailable("the store has just gone")
+        return await call(self, operation, commands)
+
+    monkeypatch.setattr(RedisStore, "call", broken)
     answer = await trial.report("v1", [drafted("s", name_of(2), 20, 40)])
     assert (answer.known, answer.release_serial) == (True, 0)
 
@@ -306,13 +310,13 @@ def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
 async def test_a_promotion_that_was_made_is_not_refused_because_redis_dies_then(coordinator, redis, monkeypatch):
     """An operator would promote again, and give a canary to all devices without a trial."""
     await publish(coordinator, signed(1))
-    swap = ReleaseStore.swap
+    change = RedisStore.change
 
-    async def swap_twice_and_die(self, *tracks) -> bool:
-        assert await swap(self, *tracks)
-        assert await swap(self, *tracks)  # as the client does when the first reply was lost
+    async def change_twice_and_die(self, *arguments: object) -> object:
+        await change(self, *arguments)
+        track = await change(self, *arguments)  # as the client does when the first reply was lost
         redis.stop(kill=True)
-        return True
+        return track
 
-    monkeypatch.setattr(ReleaseStore, "swap", swap_twice_and_die)
+    monkeypatch.setattr(RedisStore, "change", change_twice_and_die)
     assert (await steer(coordinator, 1, PROMOTE)).state == STABLE

@@ -644,7 +644,7 @@ class ReleaseEvidence(_message.Message):
     def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_acceptance: _Optional[float] = ..., stable_acceptance: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ..., tenants: _Optional[int] = ..., tenants_needed: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ("manifest", "state", "share", "since_unix", "reason", "pinned", "evidence")
+    __slots__ = ("manifest", "state", "share", "since_unix", "reason", "pinned", "evidence", "version", "name")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
@@ -652,6 +652,8 @@ class Release(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     state: ReleaseState
     share: float
@@ -659,7 +661,27 @@ class Release(_message.Message):
     reason: str
     pinned: bool
     evidence: ReleaseEvidence
-    def __init__(self, manifest: _Optional[bytes] = ..., state: _Optional[_Union[ReleaseState, str]] = ..., share: _Optional[float] = ..., since_unix: _Optional[float] = ..., reason: _Optional[str] = ..., pinned: bool = ..., evidence: _Optional[_Union[ReleaseEvidence, _Mapping]] = ...) -> None: ...
+    version: int
+    name: str
+    def __init__(self, manifest: _Optional[bytes] = ..., state: _Optional[_Union[ReleaseState, str]] = ..., share: _Optional[float] = ..., since_unix: _Optional[float] = ..., reason: _Optional[str] = ..., pinned: bool = ..., evidence: _Optional[_Union[ReleaseEvidence, _Mapping]] = ..., version: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ReleaseTrack(_message.Message):
+    __slots__ = ("weights", "newest", "releases", "revision")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    weights: str
+    newest: int
+    releases: _containers.RepeatedCompositeFieldContainer[Release]
+    revision: int
+    def __init__(self, weights: _Optional[str] = ..., newest: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class ReleaseTracks(_message.Message):
+    __slots__ = ("tracks",)
+    TRACKS_FIELD_NUMBER: _ClassVar[int]
+    tracks: _containers.RepeatedCompositeFieldContainer[ReleaseTrack]
+    def __init__(self, tracks: _Optional[_Iterable[_Union[ReleaseTrack, _Mapping]]] = ...) -> None: ...
 
 class ListReleasesRequest(_message.Message):
     __slots__ = ("release",)
