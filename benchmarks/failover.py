@@ -202,8 +202,8 @@ class Testbed:
             await asyncio.sleep(0.2)
 
     async def _idle(self) -> bool:
-        status = await harness.status(self.cluster.address)
-        loads = [one.telemetry for one in status.verifiers if one.address in self.links and not one.telemetry.draining]
+        found = await harness.verifiers(self.cluster.address)
+        loads = [one.telemetry for one in found if one.address in self.links and not one.telemetry.draining]
         return len(loads) == len(self.links) and not any(load.live_sessions or load.kv_used for load in loads)
 
 
@@ -241,7 +241,7 @@ def kill_engine(_bed: Testbed, serving: Child) -> None:
 
 async def drain(bed: Testbed, serving: Child) -> None:
     """Drain the verifier, as an operator does."""
-    verifiers = (await harness.status(bed.cluster.address)).verifiers
+    verifiers = await harness.verifiers(bed.cluster.address)
     verifier_id = next(one.verifier_id for one in verifiers if one.address == serving.address)
     command = ("-m", "coordinator.cli", "verifiers", "drain", verifier_id, "--coordinator", bed.cluster.address)
     process = await asyncio.create_subprocess_exec(

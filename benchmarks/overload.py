@@ -320,7 +320,7 @@ class Soak:
         """Return what is in use once all users have gone for a while."""
         until_s = time.monotonic() + REST_S
         while True:
-            load = (await harness.status(self.cluster.address)).verifiers[0].telemetry
+            load = (await harness.verifiers(self.cluster.address))[0].telemetry
             if time.monotonic() > until_s or not (load.live_sessions or load.kv_used):
                 return {"sessions": load.live_sessions, "kv": load.kv_used}
             await asyncio.sleep(0.5)

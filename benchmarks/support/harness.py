@@ -328,12 +328,12 @@ async def one_verifier(
             os.sched_setaffinity(0, available)
 
 
-async def status(coordinator: str) -> coordinator_pb2.StatusResponse:
-    """Return what the coordinator at this address reports about its cluster."""
+async def verifiers(coordinator: str) -> list[coordinator_pb2.VerifierStatus]:
+    """Return what the coordinator at this address reports about its verifiers."""
     async with channel(coordinator) as link:
         admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-        answer: coordinator_pb2.StatusResponse = await admin.Status(coordinator_pb2.StatusRequest(), timeout=120.0)
-    return answer
+        answer = await admin.ListVerifiers(coordinator_pb2.ListVerifiersRequest(), timeout=120.0)
+    return list(answer.verifiers)
 
 
 def cores() -> tuple[int, int]:

@@ -26,8 +26,6 @@ CORDON_MS = 30 * 86_400_000
 """Milliseconds for which a cordon outlives its verifier."""
 MAX_SCANNED = 10_000
 """Sessions looked at for one page: a tenant with few of them is found over several pages."""
-STATUS_ENTRIES = 1_000
-"""Verifiers, of about 500 bytes each, and sessions or windows, of about 100, that one answer lists."""
 DEFAULT_PAGE = 500
 MAX_PAGE = 1_000
 """Entries of one answer: half a megabyte."""
@@ -51,31 +49,21 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         self._started = time.monotonic()
 
     @rpc
-    async def Status(self, request: pb.StatusRequest, caller: Caller) -> pb.StatusResponse:
-        ids = [*await self.verifiers.fleet()]
-        held, total = await self.sessions.held(ids, STATUS_ENTRIES)
-        return pb.StatusResponse(
-            verifiers=await self.verifiers.find(ids[:STATUS_ENTRIES]),
-            sessions=await self.sessions.find(held),
-            store=self.store.name,
-            uptime_s=time.monotonic() - self._started,
-            total_verifiers=len(ids),
-            total_sessions=total,
-        )
-
-    @rpc
     async def ListVerifiers(self, request: pb.ListVerifiersRequest, caller: Caller) -> pb.ListVerifiersResponse:
         """Return one verifier, or a page of all. Raises NotFound."""
         limit = _limit(request.limit)
         after = verifier_id("after", request.after) if request.after else ""
-        if request.verifier_id:
-            found = await self.verifiers.find([verifier_id("verifier_id", request.verifier_id)])
-            if not found:
-                raise _no_verifier(request.verifier_id)
-            return pb.ListVerifiersResponse(verifiers=found)
-        ids = [name for name in await self.verifiers.fleet() if name > after]
-        following = ids[limit - 1] if len(ids) > limit else ""
-        return pb.ListVerifiersResponse(verifiers=await self.verifiers.find(ids[:limit]), next=following)
+        ids, wanted = [*await self.verifiers.fleet()], request.verifier_id
+        if wanted and verifier_id("verifier_id", wanted) not in ids:
+            raise _no_verifier(wanted)
+        following = [name for name in ids if name > after and wanted in ("", name)]
+        return pb.ListVerifiersResponse(
+            verifiers=await self.verifiers.find(following[:limit]),
+            next=following[limit - 1] if len(following) > limit else "",
+            total=len(ids),
+            store=self.store.name,
+            uptime_s=time.monotonic() - self._started,
+        )
 
     @rpc
     async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: Caller) -> pb.UpdateVerifierResponse:
@@ -98,28 +86,41 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         if request.after:
             last_verifier, _, last_session = request.after.partition("/")
             after = verifier_id("after", last_verifier), session_id(last_session)
-        limit = _limit(request.limit)
+        limit, default_bounds = _limit(request.limit), await self.sessions.default_bounds()
         if request.session_id:
             one = session_id(request.session_id)
             found = await self.sessions.find((name, one) for name in await self.sessions.verifiers_of(one))
             if not found:
                 raise _no_session(one)
-            return pb.ListSessionsResponse(sessions=found[:1])
+            return pb.ListSessionsResponse(sessions=found[:1], total=1, default_bounds=default_bounds)
         ids = [*await self.verifiers.fleet()]
         if of_verifier and of_verifier not in ids:
             raise _no_verifier(of_verifier)
-        names = [of_verifier] if of_verifier else [name for name in ids if name >= after[0]]
-        return await self._page(names, tenant, after, limit)
+        names = [of_verifier] if of_verifier else ids
+        found, following = await self._page([name for name in names if name >= after[0]], tenant, after, limit)
+        total = await self.sessions.count(names)
+        return pb.ListSessionsResponse(sessions=found, next=following, total=total, default_bounds=default_bounds)
 
     @rpc
-    async def KillSession(self, request: pb.KillSessionRequest, caller: Caller) -> pb.KillSessionResponse:
-        """End a session for good and return the verifier that served it last. Raises NotFound."""
-        name = session_id(request.session_id)
-        verifier_ids = await self.sessions.kill(name, keep_ms=SESSION_MS, ticket_ms=TICKET_MS)
-        if not verifier_ids:
-            raise _no_session(name)
-        log.info("session %s on verifier %s was killed by an operator", short_id(name), verifier_ids[0])
-        return pb.KillSessionResponse(verifier_id=verifier_ids[0])
+    async def UpdateSession(self, request: pb.UpdateSessionRequest, caller: Caller) -> pb.UpdateSessionResponse:
+        """End a session for good, or bound its window, or every other session's (""). Raises NotFound or BadRequest."""
+        match request.action:
+            case pb.SESSION_ACTION_KILL:
+                name = session_id(request.session_id)
+                verifier_ids = await self.sessions.kill(name, keep_ms=SESSION_MS, ticket_ms=TICKET_MS)
+                if not verifier_ids:
+                    raise _no_session(name)
+                log.info("session %s on verifier %s was killed by an operator", short_id(name), verifier_ids[0])
+                return pb.UpdateSessionResponse(verifier_id=verifier_ids[0])
+            case pb.SESSION_ACTION_BOUND:
+                of = session_id(request.session_id) if request.session_id else ""
+                bounds = _checked(request.bounds) if request.HasField("bounds") else None
+                if not self.config.window_control:
+                    raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
+                if not await self.sessions.set_bounds(of, bounds):
+                    raise _no_session(of)
+                return pb.UpdateSessionResponse()
+        raise BadRequest.bound("action", request.action, "KILL or BOUND")
 
     @rpc
     async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
@@ -144,49 +145,24 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         raise BadRequest.bound("action", request.action, "CREATE, SET_LIMITS or REVOKE")
 
     @rpc
-    async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:
-        """Return the decisions on one session's window, or on all as far as an answer lists them, and the bounds."""
-        one = session_id(request.session_id) if request.session_id else ""
-        decisions = (await self.windows.decisions([*await self.verifiers.fleet()])).values()
-        found = [decision for decision in decisions if one in ("", decision.session_id)]
-        shown = found[:STATUS_ENTRIES]
-        bounds = await self.windows.bounds([decision.session_id for decision in shown])
-        for decision in shown:
-            if own := bounds.get(decision.session_id):
-                decision.bounds.CopyFrom(own)
-        return pb.ListWindowsResponse(windows=shown, default_bounds=bounds.get(""), total=len(found))
-
-    @rpc
-    async def SetWindowBounds(self, request: pb.SetWindowBoundsRequest, caller: Caller) -> pb.SetWindowBoundsResponse:
-        """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
-        of = session_id(request.session_id) if request.session_id else ""
-        bounds = _checked(request.bounds) if request.HasField("bounds") else None
-        if not self.config.window_control:
-            raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
-        if not await self.windows.set_bounds(of, bounds):
-            raise _no_session(of)
-        return pb.SetWindowBoundsResponse()
-
-    @rpc
-    async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: Caller) -> pb.PublishReleaseResponse:
-        return pb.PublishReleaseResponse(state=(await self.releases.publish(request.manifest)).state)
-
-    @rpc
     async def ListReleases(self, request: pb.ListReleasesRequest, caller: Caller) -> pb.ListReleasesResponse:
         serial, found = await self.releases.releases(_hash_beginning(request.release) if request.release else "")
         return pb.ListReleasesResponse(releases=found, serial=serial)
 
     @rpc
     async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: Caller) -> pb.UpdateReleaseResponse:
+        if request.action == pb.RELEASE_ACTION_PUBLISH:
+            return pb.UpdateReleaseResponse(release=await self.releases.publish(request.manifest))
         if not request.action or request.action not in pb.ReleaseAction.values():
-            raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
+            raise BadRequest.bound("action", request.action, "PUBLISH, PROMOTE, ROLL_BACK, PIN or UNPIN")
         release = await self.releases.apply(_hash_beginning(request.release), request.action)
         return pb.UpdateReleaseResponse(release=release)
 
     async def _page(
         self, verifier_ids: list[str], tenant: str, after: tuple[str, str], limit: int
-    ) -> pb.ListSessionsResponse:
-        """Return a page of the sessions of a tenant ("": of any) on these verifiers, behind (verifier, session)."""
+    ) -> tuple[list[pb.SessionStatus], str]:
+        """Return a page of the sessions of a tenant ("": of any) on these verifiers, behind (verifier, session), and
+        behind which the next page begins; "" at the end."""
         found: list[pb.SessionStatus] = []
         scanned = 0
         for name in verifier_ids:
@@ -197,11 +173,11 @@ class AdminServicer(Servicer, stubs.AdminServicer):
                     if tenant in ("", session.telemetry.tenant):
                         found.append(session)
                     if len(found) == limit:
-                        return pb.ListSessionsResponse(sessions=found, next=f"{name}/{session.telemetry.session_id}")
+                        return found, f"{name}/{session.telemetry.session_id}"
                 scanned += len(batch)
                 if scanned >= MAX_SCANNED:
-                    return pb.ListSessionsResponse(sessions=found, next="/".join(batch[-1]))
-        return pb.ListSessionsResponse(sessions=found)
+                    return found, "/".join(batch[-1])
+        return found, ""
 
 
 def _limits(limits: pb.TenantLimits) -> dict[str, int]:

@@ -23,7 +23,7 @@ from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.bounds import at_most, label, text
 from outrider.wire.checks import MAX_TICKET_BYTES
-from outrider.wire.ticket import MAX_TARGET_TEXT, Claims, Target, target_from_proto, target_to_proto
+from outrider.wire.ticket import MAX_TARGET_TEXT, Claims, Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc as stubs
 
@@ -106,13 +106,6 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         """
         await self.sessions.close(self._owner(caller.name, request), keep_ms=TICKET_MS)
         return pb.CloseSessionResponse()
-
-    @rpc
-    async def ListTargets(self, request: pb.ListTargetsRequest, caller: Caller) -> pb.ListTargetsResponse:
-        """Return what the live verifiers serve, each target identity once."""
-        found = set((await self.verifiers.fleet_within(AGAIN_S)).values())
-        ordered = sorted(found, key=lambda target: (target.name, target.weights_hash))
-        return pb.ListTargetsResponse(targets=map(target_to_proto, ordered))
 
     @rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, caller: Caller) -> pb.OfferReleaseResponse:
@@ -205,7 +198,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
     async def _prior(self, workload: WorkloadKey) -> pb.Prior | None:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
         try:
-            known = (await self.windows.priors([workload])).get(workload)
+            known = (await self.sessions.priors([workload])).get(workload)
         except Unavailable:
             return None
         if known is None or not (history := known.acceptance_history):

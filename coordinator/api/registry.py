@@ -117,13 +117,13 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
     async def _decide(self, request: pb.ReportRequest, found: Reported) -> Sequence[pb.WindowDecision]:
         """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
         name, sessions = request.verifier_id, request.sessions
-        before = await self.windows.decisions([name])
+        before = await self.sessions.decisions([name])
         new = {
             session.session_id: found.workloads[session.session_id]
             for session in sessions
             if session.session_id in found.workloads and window.wants_prior(session)
         }
-        known = await self.windows.priors(new.values())
+        known = await self.sessions.priors(new.values())
         priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
 
         def decide() -> tuple[Sequence[pb.WindowDecision], float]:
@@ -133,7 +133,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
 
         decisions, seconds = await asyncio.to_thread(decide)
         self.counters.decide(decisions, seconds)
-        await self.windows.set_decisions(name, decisions, keep_ms=2 * self.config.lease_ms)
+        await self.sessions.set_decisions(name, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
 
 

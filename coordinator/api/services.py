@@ -18,7 +18,7 @@ from coordinator.api.ticket_key import TicketKeys
 from coordinator.config import CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.store.redis_store import RedisStore
-from coordinator.store.sessions import SessionStore, WindowStore
+from coordinator.store.sessions import SessionStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.protocol.messages import MAX_SESSION_ID, MAX_VERIFIER_ID
 from outrider.telemetry import logs, traces
@@ -52,7 +52,7 @@ class Servicer:
     releases: ReleaseHandlers
 
     def __post_init__(self) -> None:
-        self.sessions, self.windows = SessionStore(self.store), WindowStore(self.store)
+        self.sessions = SessionStore(self.store)
 
 
 def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q, _Context], Awaitable[_A]]:

@@ -50,7 +50,7 @@ async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
     except (ValueError, KeyError, TypeError) as error:
         raise BadRequest(f"{file} is no manifest that `outrider-distill publish` wrote", field="manifest") from error
     digest = read_unverified(raw).digest
-    await call("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
+    await _publish(call, raw)
     return _listed((await _known(call, digest))[:1])
 
 
@@ -78,7 +78,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
         )
     before = _stable_before(current, known)
     again = replace(before, version=_next_version(before.weights_hash, known), created_unix=time.time())
-    await call("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
+    await _publish(call, manifests.sign(again, signer))
     released = (await _known(call, again.digest))[0]
     if released.state != pb.RELEASE_STATE_CANARY:
         return _listed(
@@ -92,6 +92,10 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
 async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
     """Return all releases, or those whose hash begins with `release`; the newest of each target first."""
     return list((await call("ListReleases", pb.ListReleasesRequest(release=release))).releases)
+
+
+async def _publish(call: AdminCall, manifest: bytes) -> None:
+    await call("UpdateRelease", pb.UpdateReleaseRequest(action="RELEASE_ACTION_PUBLISH", manifest=manifest))
 
 
 async def _updated(call: AdminCall, release: str, action: str) -> Result:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import argparse
 
 from coordinator.cli.connection import AdminCall
-from coordinator.cli.output import SHORT, Columns, Document, Result, facts, fields, listing, ms, share, table
+from coordinator.cli.output import (
+    ENTRIES_PER_CALL,
+    SHORT,
+    Columns,
+    Document,
+    Result,
+    facts,
+    fields,
+    listing,
+    ms,
+    share,
+    table,
+)
 from outrider.core.errors import NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -48,30 +60,32 @@ async def list_sessions(options: argparse.Namespace, call: AdminCall) -> Result:
 
 async def show_session(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListSessions", pb.ListSessionsRequest(session_id=options.session))
-    decided = (await call("ListWindows", pb.ListWindowsRequest(session_id=options.session))).windows
-    known = {**document(answer.sessions[0]), "window": fields(decided[0]) if decided else None}
+    [found] = answer.sessions
+    known = {**document(found), "window": fields(found.window) if found.HasField("window") else None}
     return Result(known, facts(known))
 
 
 async def kill(options: argparse.Namespace, call: AdminCall) -> Result:
-    answer = await call("KillSession", pb.KillSessionRequest(session_id=options.session))
+    request = pb.UpdateSessionRequest(session_id=options.session, action="SESSION_ACTION_KILL")
+    answer = await call("UpdateSession", request)
     killed = {"id": options.session, "verifier": answer.verifier_id, "killed": True}
     return Result(killed, f"{options.session}: killed; verifier {answer.verifier_id} ends it with its next report")
 
 
 async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
-    answer = await call("ListWindows", pb.ListWindowsRequest(session_id=options.session))
-    if options.session and not answer.windows:
+    request = pb.ListSessionsRequest(session_id=options.session, limit=ENTRIES_PER_CALL)
+    answer = await call("ListSessions", request)
+    windows = [fields(s.window) for s in answer.sessions if s.HasField("window")]
+    if options.session and not windows:
         raise NotFound(f"{_UNDECIDED}: {options.session}; `outrider sessions list` shows which there are")
-    found = fields(answer)
-    none = _UNDECIDED
-    if not answer.windows and not (await call("ListSessions", pb.ListSessionsRequest(limit=1))).sessions:
-        none = NO_SESSIONS
+    bounds = {"default_bounds": fields(answer.default_bounds)} if answer.HasField("default_bounds") else {}
+    found = {"windows": windows, **bounds, "total": answer.total}
     notice = ""
-    if len(answer.windows) < answer.total:
-        notice = f"{len(answer.windows)} of {answer.total} decisions are shown; name a session to see its own"
-    head = f"bounds for all: {_bounds(found['default_bounds']) if 'default_bounds' in found else 'none'}"
-    return Result(found, f"{head}\n\n{table(WINDOW_COLUMNS, found['windows'], none)}", notice)
+    if answer.next:
+        notice = f"{len(answer.sessions)} of {answer.total} sessions are shown; name a session to see its own"
+    head = f"bounds for all: {_bounds(bounds['default_bounds']) if bounds else 'none'}"
+    none = _UNDECIDED if answer.sessions else NO_SESSIONS
+    return Result(found, f"{head}\n\n{table(WINDOW_COLUMNS, windows, none)}", notice)
 
 
 async def bound(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -82,7 +96,8 @@ async def bound(options: argparse.Namespace, call: AdminCall) -> Result:
         if options.verb == "pin":
             window.MergeFrom(pb.Window(draft_wait_ms=options.draft_wait_ms, nodes_per_level=options.per_level))
         bounds = pb.WindowBounds(window=window, pinned=options.verb == "pin")
-    await call("SetWindowBounds", pb.SetWindowBoundsRequest(session_id=options.session, bounds=bounds))
+    request = pb.UpdateSessionRequest(session_id=options.session, action="SESSION_ACTION_BOUND", bounds=bounds)
+    await call("UpdateSession", request)
     known = fields(bounds) if bounds is not None else None
     whose = options.session or "all sessions without bounds of their own"
     view = f"{whose}: {_bounds(known) if known else 'left to the measurements'}"

@@ -10,7 +10,19 @@ import time
 from coordinator.cli import sessions
 from coordinator.cli.arguments import TIMEOUT_S
 from coordinator.cli.connection import AdminCall, admin_settings
-from coordinator.cli.output import Columns, Document, Result, facts, fields, listing, ms, share, show, table
+from coordinator.cli.output import (
+    ENTRIES_PER_CALL,
+    Columns,
+    Document,
+    Result,
+    facts,
+    fields,
+    listing,
+    ms,
+    share,
+    show,
+    table,
+)
 from outrider.core.text import clean
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -47,15 +59,21 @@ _DONE = {
 
 
 async def status(options: argparse.Namespace, call: AdminCall) -> Result:
-    answer = await call("Status", pb.StatusRequest())
-    document = {"coordinator": admin_settings(options).coordinator, **fields(answer)}
-    document["verifiers"] = list(map(_document, answer.verifiers))
-    document["sessions"] = list(map(sessions.document, answer.sessions))
-    # A session that moves to another verifier counts twice, so few may be missing.
+    serving = await call("ListVerifiers", pb.ListVerifiersRequest(limit=ENTRIES_PER_CALL))
+    placed = await call("ListSessions", pb.ListSessionsRequest(limit=ENTRIES_PER_CALL))
+    document = {
+        "coordinator": admin_settings(options).coordinator,
+        "verifiers": list(map(_document, serving.verifiers)),
+        "sessions": list(map(sessions.document, placed.sessions)),
+        "store": serving.store,
+        "uptime_s": serving.uptime_s,
+        "total_verifiers": serving.total,
+        "total_sessions": placed.total,
+    }
     left_out = [
-        f"{len(document[what])} of {total} {what} are shown, `outrider {what} list` shows all"
-        for what, total in (("verifiers", answer.total_verifiers), ("sessions", answer.total_sessions))
-        if len(document[what]) < total
+        f"{len(document[what])} of {answer.total} {what} are shown, `outrider {what} list` shows all"
+        for what, answer in (("verifiers", serving), ("sessions", placed))
+        if answer.next
     ]
     return Result(document, _overview(document, sessions.COLUMNS), "; ".join(left_out))
 

@@ -37,10 +37,14 @@ def verifier_status(record: Mapping[str, str], ttl_ms: int, cordon: int) -> pb.V
 
 
 def session_status(
-    session_id: str, placed_on: str, reported: str | None, placed: Mapping[str, str]
+    session_id: str,
+    placed_on: str,
+    reported: str | None,
+    placed: Mapping[str, str],
+    decided: pb.WindowDecision | None,
 ) -> pb.SessionStatus:
     """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
-    of it, and `placed`, the hash session:<id>."""
+    of it, and `placed`, the hash session:<id>. decided: on its window, None if nothing is."""
     told = reported.split(" ", 3)[3] if reported else None  # behind what record_telemetry.lua keeps
     telemetry = telemetry_pb2.SessionTelemetry.FromString(written(told))
     telemetry.session_id = session_id
@@ -48,7 +52,11 @@ def session_status(
         setattr(telemetry, field, getattr(telemetry, field) or placed.get(name, ""))
     standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
     standby = standby if standby != placed_on else ""
-    return pb.SessionStatus(telemetry=telemetry, verifier_id=placed_on, standby=standby, reported=bool(reported))
+    if decided is not None and (bounds := placed.get("bounds")):
+        decided.bounds.MergeFromString(written(bounds))
+    return pb.SessionStatus(
+        telemetry=telemetry, verifier_id=placed_on, standby=standby, reported=bool(reported), window=decided
+    )
 
 
 Facts = Sequence[str]

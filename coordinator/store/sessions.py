@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coordinator import placement
 from coordinator.records import PlacementRequest, Prior, WorkloadKey
@@ -237,20 +237,14 @@ class SessionStore:
         [held] = await self._store.call("placements", [("ZRANGE", keys.placements(verifier_id), 0, -1)])
         return sorted(map(str, held))
 
-    async def held(self, verifier_ids: Sequence[str], most: int) -> tuple[list[tuple[str, str]], int]:
-        """Return (verifier id, session id) of `most` sessions at most that hold a place, and how many there are."""
-        commands: list[tuple[Any, ...]] = []
-        for verifier_id in verifier_ids:
-            key = keys.placements(verifier_id)
-            commands += [("ZRANGE", key, 0, most - 1), ("ZCARD", key)]
-        replies = await self._store.call("placements", commands)
-        found = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
-        return found[:most], sum(replies[1::2])
+    async def count(self, verifier_ids: Sequence[str]) -> int:
+        """Return how many sessions hold a place on these verifiers."""
+        return sum(await self._store.call("placements", [("ZCARD", keys.placements(name)) for name in verifier_ids]))
 
     async def find(self, held: Iterable[tuple[str, str]]) -> list[pb.SessionStatus]:
         """Return the sessions of (verifier id, session id), but for those that are on another verifier by now."""
         asked = list(held)
-        commands: list[tuple[Any, ...]] = []
+        commands: list[Command] = []
         for verifier_id, session_id in asked:
             commands += [("HGET", keys.telemetry(verifier_id), session_id), ("HGETALL", keys.session(session_id))]
         replies = await self._store.call("sessions", commands)
@@ -262,49 +256,42 @@ class SessionStore:
         }
         kept = await self._store.call("sessions", [("HEXISTS", key, name) for (_, name), key in elsewhere.items()])
         gone = {one for one, reported in zip(elsewhere, kept, strict=True) if reported}
+        decided = await self.decisions({verifier_id for verifier_id, _ in asked})
         return [
-            redis_codec.session_status(session_id, verifier_id, reported, placed)
+            redis_codec.session_status(session_id, verifier_id, reported, placed, decided.get(session_id))
             for (verifier_id, session_id), reported, placed in found
             if (verifier_id, session_id) not in gone
         ]
 
+    # --- windows: decisions, operators' bounds, and priors
 
-class WindowStore:
-    """The decisions, operators' bounds and priors that Redis holds. Methods raise Unavailable while Redis is away."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-
-    async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, pb.WindowDecision]:
+    async def decisions(self, verifier_ids: Iterable[str]) -> dict[str, pb.WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
         commands = [("GET", keys.windows(verifier_id)) for verifier_id in verifier_ids]
         replies = await self._store.call("windows", commands)
         return {
             decision.session_id: decision
             for reply in replies
-            for decision in pb.ListWindowsResponse.FromString(redis_codec.written(reply)).windows
+            for decision in pb.WindowDecisions.FromString(redis_codec.written(reply)).decisions
         }
 
     async def set_decisions(self, verifier_id: str, made: Sequence[pb.WindowDecision], *, keep_ms: int) -> None:
         """Replace the decisions on a verifier's sessions."""
         for decision in made:
             decision.verifier_id = verifier_id
-        written = pb.ListWindowsResponse(windows=made).SerializeToString()
+        written = pb.WindowDecisions(decisions=made).SerializeToString()
         await self._store.call("set_decisions", [("SET", keys.windows(verifier_id), written, "PX", keep_ms)])
 
-    async def bounds(self, session_ids: Iterable[str]) -> dict[str, pb.WindowBounds]:
-        """Return the bounds that operators have set, of these sessions by id; those of "" are for all others."""
-        asked = list(dict.fromkeys(session_ids))
-        commands = [("GET", keys.BOUNDS), *(("HGET", keys.session(name), "bounds") for name in asked)]
-        return redis_codec.bounds_from(zip(("", *asked), await self._store.call("bounds", commands), strict=True))
+    async def default_bounds(self) -> pb.WindowBounds | None:
+        """Return the bounds that an operator has set for all sessions without bounds of their own."""
+        [bounds] = await self._store.call("bounds", [("GET", keys.BOUNDS)])
+        return redis_codec.bounds_from([("", bounds)]).get("")
 
     async def set_bounds(self, session_id: str, bounds: pb.WindowBounds | None) -> bool:
         """Set the bounds of a session's window, kept as long as its record, or those of all others (""); None removes
         them. Return False if there is no such session."""
-        if session_id:
-            [known] = await self._store.call("session", [("HMGET", keys.session(session_id), "reporter", "verifier")])
-            if not any(known):
-                return False
+        if session_id and not await self.verifiers_of(session_id):
+            return False
         where = [keys.session(session_id), "bounds"] if session_id else [keys.BOUNDS]
         how = ("HSET", "HDEL") if session_id else ("SET", "DEL")
         written = [] if bounds is None else [bounds.SerializeToString()]

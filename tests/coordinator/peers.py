@@ -93,11 +93,14 @@ class Peer:
         order = pb.CloseSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
         await self.sessions.CloseSession(order)
 
-    async def status(self):
-        return await self.admin.Status(pb.StatusRequest())
+    async def serving(self):
+        return (await self.admin.ListVerifiers(pb.ListVerifiersRequest())).verifiers
+
+    async def placed(self):
+        return (await self.admin.ListSessions(pb.ListSessionsRequest(limit=1_000))).sessions
 
     async def alive(self) -> set[str]:
-        return {v.verifier_id for v in (await self.status()).verifiers}
+        return {v.verifier_id for v in await self.serving()}
 
     def read(self, grant) -> ticket.Claims:
         """Return the claims of the grant's ticket, as its verifier reads it."""

@@ -36,7 +36,8 @@ def signed(version: int, signer: Signer = SIGNER, **changes) -> bytes:
 
 async def publish(peer, raw: bytes, **metadata) -> int:
     """Publish a manifest and return the state of its release."""
-    return (await peer.admin.PublishRelease(pb.PublishReleaseRequest(manifest=raw), **metadata)).state
+    request = pb.UpdateReleaseRequest(action="RELEASE_ACTION_PUBLISH", manifest=raw)
+    return (await peer.admin.UpdateRelease(request, **metadata)).release.state
 
 
 async def steer(peer, version: int, order) -> pb.Release:

@@ -38,10 +38,11 @@ async def test_top_shows_the_busiest_sessions_and_their_speed_since_the_frame_be
     now, committed, epoch = 0.0, {"a": 0, "b": 10}, 1
     monkeypatch.setattr(verifiers.time, "monotonic", lambda: now)
 
-    async def call(method: str, _: object) -> pb.StatusResponse:
-        assert method == "Status"
+    async def call(method: str, _: object) -> pb.ListVerifiersResponse | pb.ListSessionsResponse:
+        if method == "ListVerifiers":
+            return pb.ListVerifiersResponse()
         known = [SessionTelemetry(session_id=name, committed=n, epoch=epoch) for name, n in committed.items()]
-        return pb.StatusResponse(sessions=[pb.SessionStatus(telemetry=one) for one in known], total_sessions=2)
+        return pb.ListSessionsResponse(sessions=[pb.SessionStatus(telemetry=one) for one in known], total=2)
 
     frames = verifiers.Frames()
     options = argparse.Namespace(sessions=1)

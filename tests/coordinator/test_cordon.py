@@ -47,7 +47,7 @@ async def test_what_runs_on_a_cordoned_verifier_goes_on(two):
     opened = await two.open()
     await steer(two, "v1", CORDON)
     assert not (await two.report("v1", [opened.session_id])).revocations
-    [session] = (await two.status()).sessions
+    [session] = await two.placed()
     assert (session.telemetry.session_id, session.verifier_id) == (opened.session_id, "v1")
     # Its device lost the stream and comes back by way of the coordinator: it still has its place there.
     assert (await two.resume(opened)).primary.verifier_id == "v1"

@@ -117,6 +117,6 @@ async def test_a_report_at_its_bounds_is_taken(coordinator):
     await coordinator.registry.Register(pb.RegisterRequest(**{**GOOD_REGISTER, "capacity_sessions": 4_096}))
     extreme = SessionTelemetry(session_id="s" * 128, epoch=2**64 - 1, steps=2**64 - 1, committed=2**64 - 1)
     assert (await coordinator.registry.Report(pb.ReportRequest(**GOOD_REPORT, sessions=[extreme]))).known
-    [shown] = (await coordinator.status()).sessions
+    [shown] = await coordinator.placed()
     reported = shown.telemetry
     assert (reported.epoch, reported.steps, reported.committed) == (2**64 - 1,) * 3

@@ -8,7 +8,8 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 
 async def kill(coordinator, session_id: str) -> str:
-    return (await coordinator.admin.KillSession(pb.KillSessionRequest(session_id=session_id))).verifier_id
+    request = pb.UpdateSessionRequest(session_id=session_id, action="SESSION_ACTION_KILL")
+    return (await coordinator.admin.UpdateSession(request)).verifier_id
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ async def test_its_place_is_free_and_no_report_takes_it_again(coordinator, opene
     assert isinstance(await refused(coordinator.open()), Overloaded)
     await kill(coordinator, opened.session_id)
     await coordinator.report("v1", [opened.session_id])
-    assert not (await coordinator.status()).sessions
+    assert not await coordinator.placed()
     await coordinator.report("v1")
     await coordinator.open()
 

@@ -58,7 +58,7 @@ async def test_a_report_that_was_on_its_way_does_not_bring_a_closed_session_back
     opened = await coordinator.open()
     await coordinator.close(opened)
     assert (await coordinator.report("v1", [opened.session_id])).known
-    assert not (await coordinator.status()).sessions
+    assert not (await coordinator.placed())
     await coordinator.report("v1")
     await coordinator.open()
 

@@ -215,7 +215,9 @@ async def test_a_killed_session_gives_its_tenants_place_back(tenants, refused):
     await tenants.limit("acme", max_places=1)
     opened = await tenants.open("acme")
     await refused(tenants.open("acme"))
-    await tenants.coordinator.admin.KillSession(pb.KillSessionRequest(session_id=opened.session_id))
+    await tenants.coordinator.admin.UpdateSession(
+        pb.UpdateSessionRequest(session_id=opened.session_id, action="SESSION_ACTION_KILL")
+    )
     await tenants.open("acme")
 
 

@@ -36,7 +36,7 @@ async def test_while_redis_is_dead_every_call_is_unavailable_in_words_and_works_
         lambda: coordinator.close(opened),
         lambda: coordinator.join("v1"),
         lambda: coordinator.report("v1"),
-        lambda: coordinator.status(),
+        lambda: coordinator.serving(),
     ):
         error = await refused(call())
         assert type(error) is Unavailable

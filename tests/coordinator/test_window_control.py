@@ -163,6 +163,10 @@ def test_a_window_stays_in_its_epoch_and_the_next_one_begins_anew() -> None:
     assert anew == best.window.k
 
 
+def bound(session: str, bounds: pb.WindowBounds | None = None) -> pb.UpdateSessionRequest:
+    return pb.UpdateSessionRequest(session_id=session, action="SESSION_ACTION_BOUND", bounds=bounds)
+
+
 async def test_a_report_is_answered_with_directives_that_window_show_explains(coordinator) -> None:
     await coordinator.join("v1")
     opened = await coordinator.open()
@@ -171,12 +175,11 @@ async def test_a_report_is_answered_with_directives_that_window_show_explains(co
     [sent] = answer.directives
     assert (sent.session_id, sent.epoch) == (session, 5)
     assert sent.directive.nodes_per_step > 0
-    shown = await coordinator.admin.ListWindows(pb.ListWindowsRequest())
-    [window] = shown.windows
+    [shown] = await coordinator.placed()
+    window = shown.window
     assert (window.session_id, window.verifier_id, window.observations) == (session, "v1", 96)
     assert window.first_acceptance == pytest.approx(0.85, abs=0.1)
     assert "RTT 20 ms" in window.reason
-    assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest(session_id="another"))).windows
 
 
 async def test_bounds_set_at_one_coordinator_hold_at_every_other_and_across_reports(start) -> None:
@@ -184,7 +187,7 @@ async def test_bounds_set_at_one_coordinator_hold_at_every_other_and_across_repo
     await one.join("v1")
     session = (await one.open()).session_id
     pinned = pb.WindowBounds(window=pb.Window(k=2, depth=7, draft_wait_ms=11, nodes_per_level=2.0), pinned=True)
-    await one.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session, bounds=pinned))
+    await one.admin.UpdateSession(bound(session, pinned))
 
     async def told(peer) -> tuple[int, int, int, int]:
         """Return what a report is answered: one coordinator hands it to the other, which decides about the verifier."""
@@ -198,9 +201,9 @@ async def test_bounds_set_at_one_coordinator_hold_at_every_other_and_across_repo
 
     for peer in (one, other):
         await until(lambda peer=peer: pinned_at(peer))
-    [window] = (await one.admin.ListWindows(pb.ListWindowsRequest(session_id=session))).windows
-    assert window.bounds == pinned
-    await one.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session))
+    [shown] = await one.placed()
+    assert shown.window.bounds == pinned
+    await one.admin.UpdateSession(bound(session))
 
     async def free_at(peer) -> bool:
         return (await told(peer))[1] not in (0, 7)
@@ -213,9 +216,9 @@ async def test_decisions_are_forgotten_with_the_session(coordinator) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     await coordinator.report("v1", [report(session)], **REPORTED)
-    assert (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
+    assert [shown.HasField("window") for shown in await coordinator.placed()] == [True]
     await coordinator.report("v1", **REPORTED)
-    assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
+    assert not any(shown.HasField("window") for shown in await coordinator.placed())
 
 
 async def test_window_control_can_be_left_out(start, refused) -> None:
@@ -223,8 +226,8 @@ async def test_window_control_can_be_left_out(start, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
     assert not (await coordinator.report("v1", [report(session)], **REPORTED)).directives
-    asked = pb.SetWindowBoundsRequest(session_id=session, bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
-    assert isinstance(await refused(coordinator.admin.SetWindowBounds(asked)), BadRequest)
+    asked = bound(session, pb.WindowBounds(window=pb.Window(k=1, depth=1)))
+    assert isinstance(await refused(coordinator.admin.UpdateSession(asked)), BadRequest)
 
 
 async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(start, monkeypatch) -> None:
@@ -245,8 +248,8 @@ async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(
 async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> None:
     await coordinator.join("v1")
     session = (await coordinator.open()).session_id
-    nobody = pb.SetWindowBoundsRequest(session_id="nobody", bounds=pb.WindowBounds(window=pb.Window(k=1, depth=1)))
-    assert isinstance(await refused(coordinator.admin.SetWindowBounds(nobody)), NotFound)
+    nobody = bound("nobody", pb.WindowBounds(window=pb.Window(k=1, depth=1)))
+    assert isinstance(await refused(coordinator.admin.UpdateSession(nobody)), NotFound)
     for bounds in (
         pb.WindowBounds(window=pb.Window(k=5, depth=4)),
         pb.WindowBounds(window=pb.Window(k=1, depth=10_000)),
@@ -254,9 +257,7 @@ async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> No
         pb.WindowBounds(window=pb.Window(k=1, depth=1, draft_wait_ms=math.nan), pinned=True),
         pb.WindowBounds(window=pb.Window(k=1, depth=1, nodes_per_level=0.5), pinned=True),
     ):
-        error = await refused(
-            coordinator.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id=session, bounds=bounds))
-        )
+        error = await refused(coordinator.admin.UpdateSession(bound(session, bounds)))
         assert isinstance(error, BadRequest)
 
 

@@ -23,9 +23,9 @@ def test_a_session_is_steered_by_what_was_measured_and_says_why(cluster: Cluster
         admin = coordinator_pb2_grpc.AdminStub(channel)
 
         def decided() -> pb.WindowDecision | None:
-            request = pb.ListWindowsRequest(session_id=stream.statistics.session_id)
-            windows = admin.ListWindows(request, metadata=bearer(ADMIN)).windows
-            return next((one for one in windows if one.observations >= 24), None)
+            request = pb.ListSessionsRequest(session_id=stream.statistics.session_id)
+            sessions = admin.ListSessions(request, metadata=bearer(ADMIN)).sessions
+            return next((one.window for one in sessions if one.window.observations >= 24), None)
 
         found = until(decided)
     assert found.rtt_ms > 0 and found.reason

@@ -75,8 +75,8 @@ class ReleaseClient:
 
     async def publish(self, raw: bytes) -> str:
         """Publish a SignedManifest and return its state. Doing so again changes nothing."""
-        answer = await self._call(self._stub.PublishRelease, pb.PublishReleaseRequest(manifest=raw))
-        return _state(answer.state)
+        request = pb.UpdateReleaseRequest(action=pb.RELEASE_ACTION_PUBLISH, manifest=raw)
+        return _state((await self._call(self._stub.UpdateRelease, request)).release.state)
 
     async def promote(self, digest: str) -> str:
         """Make a candidate the canary, or a canary stable; return its new state."""

@@ -16,6 +16,12 @@ class VerifierAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFIER_ACTION_UNCORDON: _ClassVar[VerifierAction]
     VERIFIER_ACTION_DRAIN: _ClassVar[VerifierAction]
 
+class SessionAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SESSION_ACTION_UNSPECIFIED: _ClassVar[SessionAction]
+    SESSION_ACTION_KILL: _ClassVar[SessionAction]
+    SESSION_ACTION_BOUND: _ClassVar[SessionAction]
+
 class TenantAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TENANT_ACTION_UNSPECIFIED: _ClassVar[TenantAction]
@@ -39,10 +45,14 @@ class ReleaseAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RELEASE_ACTION_ROLL_BACK: _ClassVar[ReleaseAction]
     RELEASE_ACTION_PIN: _ClassVar[ReleaseAction]
     RELEASE_ACTION_UNPIN: _ClassVar[ReleaseAction]
+    RELEASE_ACTION_PUBLISH: _ClassVar[ReleaseAction]
 VERIFIER_ACTION_UNSPECIFIED: VerifierAction
 VERIFIER_ACTION_CORDON: VerifierAction
 VERIFIER_ACTION_UNCORDON: VerifierAction
 VERIFIER_ACTION_DRAIN: VerifierAction
+SESSION_ACTION_UNSPECIFIED: SessionAction
+SESSION_ACTION_KILL: SessionAction
+SESSION_ACTION_BOUND: SessionAction
 TENANT_ACTION_UNSPECIFIED: TenantAction
 TENANT_ACTION_CREATE: TenantAction
 TENANT_ACTION_SET_LIMITS: TenantAction
@@ -58,6 +68,7 @@ RELEASE_ACTION_PROMOTE: ReleaseAction
 RELEASE_ACTION_ROLL_BACK: ReleaseAction
 RELEASE_ACTION_PIN: ReleaseAction
 RELEASE_ACTION_UNPIN: ReleaseAction
+RELEASE_ACTION_PUBLISH: ReleaseAction
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("target", "prompt_tokens", "draft_release", "traffic_class", "device_id")
@@ -142,16 +153,6 @@ class CloseSessionRequest(_message.Message):
 class CloseSessionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class ListTargetsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListTargetsResponse(_message.Message):
-    __slots__ = ("targets",)
-    TARGETS_FIELD_NUMBER: _ClassVar[int]
-    targets: _containers.RepeatedCompositeFieldContainer[_session_pb2.TargetIdentity]
-    def __init__(self, targets: _Optional[_Iterable[_Union[_session_pb2.TargetIdentity, _Mapping]]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance")
@@ -276,10 +277,6 @@ class DeregisterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class VerifierStatus(_message.Message):
     __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "lease_s", "cordoned", "telemetry")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -299,32 +296,18 @@ class VerifierStatus(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., lease_s: _Optional[float] = ..., cordoned: bool = ..., telemetry: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("telemetry", "verifier_id", "standby", "reported")
+    __slots__ = ("telemetry", "verifier_id", "standby", "reported", "window")
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     telemetry: _telemetry_pb2.SessionTelemetry
     verifier_id: str
     standby: str
     reported: bool
-    def __init__(self, telemetry: _Optional[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]] = ..., verifier_id: _Optional[str] = ..., standby: _Optional[str] = ..., reported: bool = ...) -> None: ...
-
-class StatusResponse(_message.Message):
-    __slots__ = ("verifiers", "sessions", "store", "uptime_s", "total_verifiers", "total_sessions")
-    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    verifiers: _containers.RepeatedCompositeFieldContainer[VerifierStatus]
-    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
-    store: str
-    uptime_s: float
-    total_verifiers: int
-    total_sessions: int
-    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., total_verifiers: _Optional[int] = ..., total_sessions: _Optional[int] = ...) -> None: ...
+    window: WindowDecision
+    def __init__(self, telemetry: _Optional[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]] = ..., verifier_id: _Optional[str] = ..., standby: _Optional[str] = ..., reported: bool = ..., window: _Optional[_Union[WindowDecision, _Mapping]] = ...) -> None: ...
 
 class ListVerifiersRequest(_message.Message):
     __slots__ = ("verifier_id", "after", "limit")
@@ -337,12 +320,18 @@ class ListVerifiersRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListVerifiersResponse(_message.Message):
-    __slots__ = ("verifiers", "next")
+    __slots__ = ("verifiers", "next", "total", "store", "uptime_s")
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     verifiers: _containers.RepeatedCompositeFieldContainer[VerifierStatus]
     next: str
-    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+    total: int
+    store: str
+    uptime_s: float
+    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class UpdateVerifierRequest(_message.Message):
     __slots__ = ("verifier_id", "action")
@@ -373,20 +362,28 @@ class ListSessionsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., tenant: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListSessionsResponse(_message.Message):
-    __slots__ = ("sessions", "next")
+    __slots__ = ("sessions", "next", "total", "default_bounds")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     next: str
-    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+    total: int
+    default_bounds: WindowBounds
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., default_bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
 
-class KillSessionRequest(_message.Message):
-    __slots__ = ("session_id",)
+class UpdateSessionRequest(_message.Message):
+    __slots__ = ("session_id", "action", "bounds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    action: SessionAction
+    bounds: WindowBounds
+    def __init__(self, session_id: _Optional[str] = ..., action: _Optional[_Union[SessionAction, str]] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
 
-class KillSessionResponse(_message.Message):
+class UpdateSessionResponse(_message.Message):
     __slots__ = ("verifier_id",)
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
@@ -488,12 +485,6 @@ class WindowBounds(_message.Message):
     pinned: bool
     def __init__(self, window: _Optional[_Union[Window, _Mapping]] = ..., pinned: bool = ...) -> None: ...
 
-class ListWindowsRequest(_message.Message):
-    __slots__ = ("session_id",)
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
-
 class WindowDecision(_message.Message):
     __slots__ = ("session_id", "verifier_id", "window", "min_acceptance", "speedup", "tokens_per_step", "reason", "rtt_ms", "draft_ms", "observations", "first_acceptance", "bounds", "epoch", "max_k")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -526,27 +517,11 @@ class WindowDecision(_message.Message):
     max_k: int
     def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., epoch: _Optional[int] = ..., max_k: _Optional[int] = ...) -> None: ...
 
-class ListWindowsResponse(_message.Message):
-    __slots__ = ("windows", "default_bounds", "total")
-    WINDOWS_FIELD_NUMBER: _ClassVar[int]
-    DEFAULT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_FIELD_NUMBER: _ClassVar[int]
-    windows: _containers.RepeatedCompositeFieldContainer[WindowDecision]
-    default_bounds: WindowBounds
-    total: int
-    def __init__(self, windows: _Optional[_Iterable[_Union[WindowDecision, _Mapping]]] = ..., default_bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
-
-class SetWindowBoundsRequest(_message.Message):
-    __slots__ = ("session_id", "bounds")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    BOUNDS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    bounds: WindowBounds
-    def __init__(self, session_id: _Optional[str] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ...) -> None: ...
-
-class SetWindowBoundsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class WindowDecisions(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[WindowDecision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[WindowDecision, _Mapping]]] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("version", "parent", "weights_hash", "tokenizer_hash", "artifact", "size", "quantization", "urls", "metrics", "created_unix")
@@ -610,18 +585,6 @@ class OfferReleaseResponse(_message.Message):
     canary: bool
     base_url: str
     def __init__(self, serial: _Optional[int] = ..., manifest: _Optional[bytes] = ..., canary: bool = ..., base_url: _Optional[str] = ...) -> None: ...
-
-class PublishReleaseRequest(_message.Message):
-    __slots__ = ("manifest",)
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    manifest: bytes
-    def __init__(self, manifest: _Optional[bytes] = ...) -> None: ...
-
-class PublishReleaseResponse(_message.Message):
-    __slots__ = ("state",)
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    state: ReleaseState
-    def __init__(self, state: _Optional[_Union[ReleaseState, str]] = ...) -> None: ...
 
 class ReleaseEvidence(_message.Message):
     __slots__ = ("canary_samples", "stable_samples", "canary_acceptance", "stable_acceptance", "log_better", "log_worse", "tenants", "tenants_needed")
@@ -698,12 +661,14 @@ class ListReleasesResponse(_message.Message):
     def __init__(self, releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., serial: _Optional[int] = ...) -> None: ...
 
 class UpdateReleaseRequest(_message.Message):
-    __slots__ = ("release", "action")
+    __slots__ = ("release", "action", "manifest")
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
     release: str
     action: ReleaseAction
-    def __init__(self, release: _Optional[str] = ..., action: _Optional[_Union[ReleaseAction, str]] = ...) -> None: ...
+    manifest: bytes
+    def __init__(self, release: _Optional[str] = ..., action: _Optional[_Union[ReleaseAction, str]] = ..., manifest: _Optional[bytes] = ...) -> None: ...
 
 class UpdateReleaseResponse(_message.Message):
     __slots__ = ("release",)

@@ -49,11 +49,6 @@ class CoordinatorStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CloseSessionResponse.FromString,
                 _registered_method=True)
-        self.ListTargets = channel.unary_unary(
-                '/outrider.wire.v1.Coordinator/ListTargets',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsResponse.FromString,
-                _registered_method=True)
         self.OfferRelease = channel.unary_unary(
                 '/outrider.wire.v1.Coordinator/OfferRelease',
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.OfferReleaseRequest.SerializeToString,
@@ -83,12 +78,6 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListTargets(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def OfferRelease(self, request, context):
         """Returns the draft release that this device shall use.
         """
@@ -113,11 +102,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CloseSessionRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.CloseSessionResponse.SerializeToString,
-            ),
-            'ListTargets': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTargets,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsResponse.SerializeToString,
             ),
             'OfferRelease': grpc.unary_unary_rpc_method_handler(
                     servicer.OfferRelease,
@@ -206,33 +190,6 @@ class Coordinator(object):
             '/outrider.wire.v1.Coordinator/CloseSession',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.CloseSessionRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.CloseSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTargets(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Coordinator/ListTargets',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTargetsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -439,11 +396,6 @@ class AdminStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Status = channel.unary_unary(
-                '/outrider.wire.v1.Admin/Status',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
-                _registered_method=True)
         self.ListVerifiers = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ListVerifiers',
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.SerializeToString,
@@ -459,10 +411,10 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
-        self.KillSession = channel.unary_unary(
-                '/outrider.wire.v1.Admin/KillSession',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.FromString,
+        self.UpdateSession = channel.unary_unary(
+                '/outrider.wire.v1.Admin/UpdateSession',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateSessionRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateSessionResponse.FromString,
                 _registered_method=True)
         self.ListTenants = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ListTenants',
@@ -473,21 +425,6 @@ class AdminStub(object):
                 '/outrider.wire.v1.Admin/UpdateTenant',
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantResponse.FromString,
-                _registered_method=True)
-        self.ListWindows = channel.unary_unary(
-                '/outrider.wire.v1.Admin/ListWindows',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsResponse.FromString,
-                _registered_method=True)
-        self.SetWindowBounds = channel.unary_unary(
-                '/outrider.wire.v1.Admin/SetWindowBounds',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsResponse.FromString,
-                _registered_method=True)
-        self.PublishRelease = channel.unary_unary(
-                '/outrider.wire.v1.Admin/PublishRelease',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseResponse.FromString,
                 _registered_method=True)
         self.ListReleases = channel.unary_unary(
                 '/outrider.wire.v1.Admin/ListReleases',
@@ -503,12 +440,6 @@ class AdminStub(object):
 
 class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
-
-    def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def ListVerifiers(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -528,9 +459,8 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def KillSession(self, request, context):
-        """The session ends at its verifier with the answer to the next report; none of its tickets brings it back.
-        """
+    def UpdateSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -543,25 +473,6 @@ class AdminServicer(object):
 
     def UpdateTenant(self, request, context):
         """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListWindows(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetWindowBounds(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PublishRelease(self, request, context):
-        """Publishing the same manifest again changes nothing.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -581,11 +492,6 @@ class AdminServicer(object):
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Status': grpc.unary_unary_rpc_method_handler(
-                    servicer.Status,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
-            ),
             'ListVerifiers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVerifiers,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListVerifiersRequest.FromString,
@@ -601,10 +507,10 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListSessionsResponse.SerializeToString,
             ),
-            'KillSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.KillSession,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.SerializeToString,
+            'UpdateSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSession,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateSessionRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateSessionResponse.SerializeToString,
             ),
             'ListTenants': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTenants,
@@ -615,21 +521,6 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UpdateTenant,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantResponse.SerializeToString,
-            ),
-            'ListWindows': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListWindows,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsResponse.SerializeToString,
-            ),
-            'SetWindowBounds': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetWindowBounds,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsResponse.SerializeToString,
-            ),
-            'PublishRelease': grpc.unary_unary_rpc_method_handler(
-                    servicer.PublishRelease,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseResponse.SerializeToString,
             ),
             'ListReleases': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReleases,
@@ -651,33 +542,6 @@ def add_AdminServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Status(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/Status',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def ListVerifiers(request,
@@ -761,7 +625,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def KillSession(request,
+    def UpdateSession(request,
             target,
             options=(),
             channel_credentials=None,
@@ -774,9 +638,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/outrider.wire.v1.Admin/KillSession',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.KillSessionResponse.FromString,
+            '/outrider.wire.v1.Admin/UpdateSession',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateSessionRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -831,87 +695,6 @@ class Admin(object):
             '/outrider.wire.v1.Admin/UpdateTenant',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateTenantResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWindows(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/ListWindows',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListWindowsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetWindowBounds(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/SetWindowBounds',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetWindowBoundsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PublishRelease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/PublishRelease',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.PublishReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
