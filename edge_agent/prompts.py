@@ -1,28 +1,33 @@
-"""Read prompts to measure with from JSONL, in our own format or in that of well-known benchmarks.
+"""Read prompts to measure with from JSONL or one JSON array, in our own format or in that of well-known benchmarks.
 
-A row                                              of
-{"id", "category", "turns": ["first", "second"]}   our benchmarks/prompts.jsonl
-{"question_id", "category", "turns"}               Spec-Bench, MT-bench (one category, as in Spec-Bench)
-{"task_id", "prompt"} or only {"prompt"}           HumanEval
-{"question"}                                       GSM8K
+A row                                                           of
+{"id", "category", "turns": ["first", "second"]}                our benchmarks/prompts.jsonl
+{"question_id", "category", "turns"}                            Spec-Bench, MT-bench (one category, as in Spec-Bench)
+{"task_id", "prompt"} or only {"prompt"}                        HumanEval
+{"question"}                                                    GSM8K
+{"id", "conversations": [{"from": "human", "value": "first"}]}  ShareGPT, whose usual file is an array of 0.7 GB
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
 
 from outrider.core.errors import BadRequest, between
 
-MAX_FILE_BYTES = 1 << 28
+MAX_FILE_BYTES = 1 << 30
 MAX_TURNS = 256
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 """The categories of MT-bench, of ten prompts each, which Spec-Bench reports as one task."""
+
+_HUMAN = ("human", "user")
+"""Who asks in a conversation of ShareGPT's."""
 
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
@@ -37,7 +42,7 @@ class Prompt:
 
 
 class _Row(BaseModel, strict=True):
-    """One line of a file."""
+    """One prompt of a file."""
 
     id: str | int | None = Field(None, validation_alias=AliasChoices("id", "question_id", "task_id"))
     question_id: object = None
@@ -52,33 +57,64 @@ class _Row(BaseModel, strict=True):
 def read_prompts(path: Path) -> list[Prompt]:
     """Return the prompts of a file; a row without a category has the file's name.
 
-    Raises BadRequest, which names the file and the line, for what cannot be read.
+    Conversations that no human begins are left out. Raises BadRequest, which names the file and the line (of an
+    array, the entry), for what cannot be read.
     """
     prompts: dict[str, Prompt] = {}
+    where = "line 1"
     try:
         between(f"bytes of {path}", path.stat().st_size, 0, MAX_FILE_BYTES)
-        lines = path.read_bytes().splitlines()
+        for where, row in _rows(path.read_bytes().removeprefix(b"\xef\xbb\xbf")):
+            row = _json(row) if isinstance(row, bytes) else row
+            if not isinstance(row, dict):
+                raise ValueError(f"is {row!r:.40}, must be a JSON object")
+            if isinstance(said := row.get("conversations"), list):
+                if not (asked := _asked(said)):
+                    continue
+                row = row | {"turns": asked}
+            found = _Row.model_validate(row)
+            category = found.category or path.stem
+            if found.question_id is not None and category in MT_BENCH:
+                category = "mt-bench"
+            id_ = f"{path.stem}-{where.split()[1]}" if found.id is None else str(found.id)
+            prompt = Prompt(id_, category, tuple(found.turns))
+            if prompts.setdefault(prompt.id, prompt) is not prompt:
+                raise ValueError(f"the id {prompt.id!r} is an earlier row's, must be of one row only")
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", field="prompts") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = _Row.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = "".join(f"{part}: " for part in first["loc"])
-            raise BadRequest(f"{path}, line {number}: {where}{first['msg']}", field="prompts") from None
-        category = row.category or path.stem
-        if row.question_id is not None and category in MT_BENCH:
-            category = "mt-bench"
-        prompt = Prompt(f"{path.stem}-{number}" if row.id is None else str(row.id), category, tuple(row.turns))
-        if prompts.setdefault(prompt.id, prompt) is not prompt:
-            wrong = f"the id {prompt.id!r} is an earlier row's, must be of one row only"
-            raise BadRequest(f"{path}, line {number}: {wrong}", field="prompts")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = "".join(f"{part}: " for part in first["loc"]) + first["msg"]
+        raise BadRequest(f"{path}, {where}: {reason}", field="prompts") from None
+    except ValueError as error:
+        raise BadRequest(f"{path}, {where}: {error}", field="prompts") from None
     if not prompts:
         raise BadRequest(f"{path} has no prompt", field="prompts")
     return list(prompts.values())
+
+
+def _rows(text: bytes) -> Iterator[tuple[str, object]]:
+    """Yield each row after where it stands: of an array its value, of lines the JSON. Raises ValueError."""
+    if text.lstrip().startswith(b"["):
+        yield from ((f"entry {number}", row) for number, row in enumerate(_json(text), 1))
+    else:
+        yield from ((f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+
+
+def _json(text: bytes) -> Any:
+    """Return the JSON value of `text`. Raises ValueError if it has none."""
+    try:
+        return from_json(text)
+    except ValueError as error:
+        raise ValueError(f"is no JSON: {error}") from None
+
+
+def _asked(conversation: Sequence[object]) -> list[object]:
+    """Return what the human says in turn; nothing where someone else begins."""
+    said = [one for one in conversation if isinstance(one, dict) and one.get("from") != "system"]
+    if not said or said[0].get("from") not in _HUMAN:
+        return []
+    return [one.get("value") for one in said if one.get("from") in _HUMAN]
 
 
 def mixed(prompts: Sequence[Prompt], count: int | None = None) -> list[Prompt]:

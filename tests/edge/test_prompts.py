@@ -11,6 +11,20 @@ import pytest
 from edge_agent.prompts import MAX_TURNS, Prompt, mixed, read_prompts
 from outrider.core.errors import BadRequest
 
+SHAREGPT = [
+    {"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+    {"id": "a_1", "conversations": [{"from": "gpt", "value": "... as I said"}, {"from": "human", "value": "go on"}]},
+    {"id": "b_0", "conversations": []},
+    {
+        "id": "c_0",
+        "conversations": [
+            {"from": "system", "value": "Be short."},
+            {"from": "human", "value": "One"},
+            {"from": "gpt", "value": "1"},
+            {"from": "human", "value": "Two"},
+        ],
+    },
+]
 OURS = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
 
 
@@ -36,27 +50,37 @@ def test_rows_of_well_known_benchmarks_are_read(tmp_path: Path) -> None:
         {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "    pass"},
         "",
         {"question": "How many?", "answer": "2"},
+        SHAREGPT[0],
     )
     assert read_prompts(written(tmp_path, *rows)) == [
         Prompt("81", "mt-bench", ("Write.", "Rewrite.")),
         Prompt("HumanEval/0", "some", ("def f():\n",)),
         Prompt("some-4", "some", ("How many?",)),
+        Prompt("a_0", "some", ("Hi",)),
     ]
+
+
+def test_sharegpt_is_read_as_an_array_without_what_no_human_begins(tmp_path: Path) -> None:
+    file = written(tmp_path, json.dumps(SHAREGPT, indent=1))
+    assert [(prompt.id, prompt.turns) for prompt in read_prompts(file)] == [("a_0", ("Hi",)), ("c_0", ("One", "Two"))]
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (['{"prompt": "a"}', "{"], "line 2: Invalid JSON"),
-        (["[" * 100_000], "line 1: Invalid JSON"),
-        (["3"], "line 1: Input should be an object"),
+        (['{"prompt": "a"}', "{"], "line 2: is no JSON"),
+        (["[" * 100_000], "line 1: is no JSON"),
+        (["[[1]]"], "entry 1: is [1], must be a JSON object"),
+        ([{"conversations": "a"}], "line 1: turns: Field required"),
+        ([{"conversations": [{"from": "human"}]}], "line 1: turns: 0: Input should be a valid string"),
+        (["3"], "line 1: is 3, must be a JSON object"),
         ([{"text": "a"}], "line 1: turns: Field required"),
         ([{"turns": []}], "line 1: turns: Value should have at least 1 item"),
-        ([{"turns": 1}], "line 1: turns: Input should be a valid array"),
+        ([{"turns": 1}], "line 1: turns: Input should be a valid list"),
         ([{"turns": ["a"] * (MAX_TURNS + 1)}], "line 1: turns: Value should have at most 256 items"),
         ([{"prompt": " "}], "line 1: prompt: 0: String should match"),
-        ([{"prompt": None}], "line 1: prompt: Input should be a valid array"),
-        (['{"prompt": "\\ud800"}'], "line 1: Invalid JSON"),
+        ([{"prompt": None}], "line 1: prompt: Input should be a valid list"),
+        (['{"prompt": "\\ud800"}'], "line 1: is no JSON"),
         ([{"id": 1.5, "prompt": "a"}], "line 1: id: "),
         ([{"category": 1, "prompt": "a"}], "line 1: category: Input should be a valid string"),
         ([{"id": 1, "prompt": "a"}, {"id": "1", "prompt": "b"}], "line 2: the id '1' is an earlier row's"),
@@ -73,7 +97,7 @@ def test_what_cannot_be_read_is_said_with_its_file_and_line(tmp_path: Path, rows
 
 def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "\xff\xfe"}\n')
-    with pytest.raises(BadRequest, match=r"bytes\.jsonl, line 1: Invalid JSON"):
+    with pytest.raises(BadRequest, match=r"bytes\.jsonl, line 1: is no JSON"):
         read_prompts(tmp_path / "bytes.jsonl")
     with pytest.raises(BadRequest, match=r"none\.jsonl cannot be read: No such file"):
         read_prompts(tmp_path / "none.jsonl")
