@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 import re
+import secrets
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ from outrider.core.text import counted
 if TYPE_CHECKING:  # importing them takes long, and help does without
     from edge_agent.bench.measure import Configuration, Plan
     from edge_agent.prompts import Prompt
+    from edge_agent.sdk.client import AsyncClient
     from edge_agent.target.bundle import TargetBundle
 
 COUNT, TOKENS = 16, 128
@@ -48,7 +51,7 @@ def add_options(group: Any) -> None:
     group.add_argument("--model", metavar="NAME", help="name of the target, as --target")
     add("--concurrency", _several(_Users), "1,4", "N,...", "numbers of users at the same time")
     add("--rtt-ms", _several(_RttMs), "0", "MS,...", "round trips to add to the real one, emulated")
-    text = "prompts in our own format or that of Spec-Bench, MT-bench, HumanEval or GSM8K [default: our own]"
+    text = "prompts in our own format or that of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT [default: our own]"
     group.add_argument("--prompts", type=Path, metavar="FILE", help=text)
     add("--count", _Count, COUNT, "N", "take so many of them, the categories in turn")
     add("--max-tokens", _Tokens, TOKENS, "N", "generate so many tokens at most for each")
@@ -111,6 +114,7 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
             draft=None if settings.draft in ("", "none") else settings.draft,
             read=True,
         )
+        new_ms = [await _first_token_ms(client, prompt) for prompt in prompts[:COUNT]]
     measured: list[Configuration] = []
     whole = False
     try:
@@ -124,6 +128,7 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
                 "whole": whole,
                 "too_long": too_long,
                 "cluster": settings.coordinator or settings.verifier,
+                "new_prompt_first_token_ms": round(statistics.median(new_ms), 1),
             }
             _publish(document, args.json)
 
@@ -213,3 +218,12 @@ def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
     except BadRequest:  # it is too long to be looked at
         return False
     return len(ids) + max_tokens * len(prompt.turns) <= bundle.description.max_sequence
+
+
+async def _first_token_ms(client: AsyncClient, prompt: Prompt) -> float:
+    """Return the time to the first token of a prompt that is new to the verifier."""
+    from edge_agent.bench.users import User, Users
+
+    new = f"{secrets.token_hex(4)}: {prompt.turns[0]}"
+    [first] = await User(Users({}, [(new,)], options={"max_tokens": 1}, warm=0), 0, client).run(None)
+    return 1e3 * first.first_token_s

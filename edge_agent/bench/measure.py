@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,7 @@ async def run_plan(plan: Plan, found: list[Configuration], tell: Callable[[str],
 
     tell: is called with how far it is. Raises Unavailable if a device fails.
     """
-    done, whole = 0.0, 2.0 * len(plan.rtts_ms) * sum(len(plan.prompts) / users for users in plan.users)
+    progress = Progress(plan, tell)
     for rtt_ms in plan.rtts_ms:
         for count in plan.users:
             configuration = Configuration(rtt_ms, count)
@@ -82,9 +83,7 @@ async def run_plan(plan: Plan, found: list[Configuration], tell: Callable[[str],
                     for drafts in (False, True) if number % 2 == 0 else (True, False):
                         users = dataclasses.replace(common, options={**plan.options, "speculation": drafts})
                         runs[drafts] = _numbered(await running.run(users), begin - 1)
-                        done += (end - begin) / count
-                        what = f"{configuration.name}, {'with drafts' if drafts else 'without'}"
-                        tell(f"{done / whole:4.0%}  {what}: {runs[drafts].tokens_per_s:.1f} tokens/s")
+                        progress.show(configuration, drafts, end - begin, runs[drafts])
                     configuration.undrafted.append(runs[False])
                     configuration.drafted.append(runs[True])
                     if number == 0:
@@ -102,3 +101,20 @@ def _numbered(run: Run, first: int) -> Run:
     """Return the texts with the numbers of their prompts among all."""
     texts = (dataclasses.replace(text, prompt=first + text.prompt) for text in run.texts)
     return dataclasses.replace(run, texts=tuple(texts))
+
+
+class Progress:
+    """Tells what has been measured, and about how long the rest takes, by the texts in a row that are left."""
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._begun = time.monotonic()
+        self._done = 0.0
+        self._all = 2.0 * len(plan.rtts_ms) * sum(len(plan.prompts) / users for users in plan.users)
+
+    def show(self, configuration: Configuration, drafts: bool, prompts: int, run: Run) -> None:
+        self._done += prompts / configuration.users
+        left_s = (time.monotonic() - self._begun) * (self._all / self._done - 1.0)
+        left = f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s"
+        what = f"{configuration.name}, {'with drafts' if drafts else 'without'}"
+        self._tell(f"{self._done / self._all:4.0%}  {what}: {run.tokens_per_s:.1f} tokens/s; {left} left")

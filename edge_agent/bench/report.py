@@ -194,7 +194,10 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         f" ({', '.join(document['device_drafts']) or 'which had no draft'}) and {verifier:.0%} of the verifier alone;"
         " without, neither drafts."
     ]
-    lines.append("FIRST TOKEN is that of prompts that the verifier has read before.")
+    lines.append(
+        "FIRST TOKEN is that of prompts that the verifier has read before; a new one's came after"
+        f" {document['new_prompt_first_token_ms']:.0f} ms (one user, no delay added)."
+    )
     if other:
         lines.append(
             f"{other} of {counted(count, 'text')} differ with drafts. In 16 bits a near tie may fall the other way if"

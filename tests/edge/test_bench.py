@@ -65,6 +65,7 @@ def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupte
         "prompts": {"chat": 1, "code": 1},
         "max_tokens": 4,
         "temperature": 0.0,
+        "new_prompt_first_token_ms": 300.0,
         "rows": rows([configuration]),
         "categories": by_category([configuration], ["chat", "code"]),
     }
