@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.coupling import position_key, signed
-from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
-from outrider.core.target_token import FAR, Row, token_among
+from outrider.core.target_token import FAR, SLACK, Head, Row, certain_tokens, head_among, tokens_among
+from outrider.core.verification import TreeBatch, Walk
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +30,47 @@ Wanted = Sequence[tuple[Sampler, int, Sequence[int]]]
 """Each row's sampler and generated position, and the tokens of the step that lead to the row."""
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Rows of one session that follow one another: its last known token, and draft tokens."""
+class SessionWalk(Walk):
+    """Walks down one session's batch. first: index of the batch's first row among all logits of the step. error: that
+    ended the walk, if one did."""
 
-    sampler: Sampler
-    position: int
-    """The generated position of the first row's token."""
-    row: int
-    """Index of the first row among all logits of the step."""
-    drafts: Sequence[int]
-    """The draft tokens, whose rows follow the first one."""
-    ends: Collection[int] = ()
-    """Token ids that end the sequence: what follows them is not looked at."""
+    def __init__(self, batch: TreeBatch, ends: Callable[[int, int], bool], sampler: Sampler, first: int) -> None:
+        super().__init__(batch, ends)
+        self.sampler = sampler
+        self.first = first
+        self.error: Exception | None = None
+        self._below = batch.children if sampler.params.lossy else None
+
+    @property
+    def index(self) -> int:
+        """Return the index of the row whose token is wanted next, or of the first one after the end."""
+        return self.first + (self.row or 0)
+
+    def follow(self, ahead: Mapping[int, int]) -> bool:
+        """Go on by the tokens that are known, by index of the row; return whether the walk has ended."""
+        while self.row is not None:
+            token = ahead.get(self.index)
+            if token is None or not self.go_on(token):
+                return False
+        return True
+
+    def go_on(self, own: int | None, logits: Row | None = None) -> bool:
+        """Take the token that is known to be the target's among all tokens, or one by the row's logits `[V]`.
+
+        Return False if logits are needed and not given. An error ends the walk.
+        """
+        below = self._below[self.row or 0] if self._below is not None else ()
+        try:
+            if own is None or not self.sampler.confirms(own, self.position, self.tokens, below):
+                if logits is None:
+                    return False
+                own = self.sampler.choose(logits, self.position, self.tokens, below)
+            self.take(own)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # this session's alone: others share the step
+            self.error, self.row = error, None
+        return True
 
 
 _Ints = NDArray[np.int64]
@@ -52,8 +79,6 @@ MAX_TOP_K = 1024
 """Rows with a greater top-k go to the host."""
 PENALISED_ROWS = 32
 """Rows with penalties that are looked at together, since their logits are copied in float64."""
-_SLACK = 1e-9
-"""Nats within which the reference's rounding may order two tokens otherwise."""
 _LEAD = 1e-4
 """Nats by which a score in float32 must lead to be the greatest, beside _RELATIVE_LEAD of the greatest logit."""
 _RELATIVE_LEAD = 1e-6
@@ -93,66 +118,59 @@ class DeviceSampler:
         return [None] * len(wanted)
 
 
-def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceSampler | None) -> list[list[int]]:
-    """Return the target's tokens along each chain: drafts that are its own, and the next one; none if logits of a row
-    that it visits are not finite.
+def walk_together(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSampler | None) -> None:
+    """Walk down all sessions' batches with the target's tokens; where that fails, the walk has an error.
 
-    logits: `[R, V]`. device: chooses ahead what is certain there. The rows that are left are visited by all chains
-    together, the first one of each before any second one, so that each round is one copy to the host.
+    logits: `[R, V]`. device: chooses ahead what is certain there. The rows that are left are visited by all walks
+    together, the first one of each before any second one: each round is one copy to the host, and one race of its rows.
+    Raises AcceleratorError if the device itself has failed.
     """
-    ahead: list[int | None] = []
-    rows = [chain.row + at for chain in chains for at in range(len(chain.drafts) + 1)]
-    if device is not None and rows:
-        part = logits if rows == [*range(len(logits))] else logits[torch.tensor(rows, device=logits.device)]
-        steps = ((chain, at) for chain in chains for at in range(len(chain.drafts) + 1))
-        ahead = device.choose(part, [(chain.sampler, chain.position + at, chain.drafts[:at]) for chain, at in steps])
-    known = dict(zip(rows, ahead, strict=False))
-    paths: list[list[int]] = [[] for _ in chains]
-    walking = [*range(len(chains))]
-    while walking := [index for index in walking if not _ended_or_failed(chains[index], paths[index], known)]:
-        rows = [chains[index].row + len(paths[index]) for index in walking]
-        for index, row in zip(tuple(walking), _on_host(logits, rows), strict=True):
-            chain, path = chains[index], paths[index]
-            try:
-                below = chain.drafts[len(path) : len(path) + 1]
-                path.append(chain.sampler.choose(row, chain.position + len(path), path, below))
-            except Exception as error:  # one chain's alone: other sessions share the step
-                if not isinstance(error, InternalError):
-                    log.exception("a token cannot be chosen")
-                path.clear()
-                walking.remove(index)
+    ahead = _ahead(logits, walks, device) if device is not None and walks else {}
+    while walking := [walk for walk in walks if not walk.follow(ahead)]:
+        rows = _on_host(logits, [walk.index for walk in walking])
+        for walk, row, token in zip(walking, rows, _certain_on_host(rows, walking), strict=True):
+            walk.go_on(token, row)
+
+
+def _ahead(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSampler) -> dict[int, int]:
+    """Return the tokens that the device chooses, by row; all rows of the walks are looked at."""
+    rows = [one.first + at for one in walks for at in range(len(one.batch.ids) + 1)]
+    part = logits if rows == [*range(len(logits))] else logits[torch.tensor(rows, device=logits.device)]
+    paths = ((one, path) for one in walks for path in _paths(one.batch))
+    wanted = [(one.sampler, one.batch.position + len(path), path) for one, path in paths]
+    chosen = zip(rows, device.choose(part, wanted), strict=True)
+    return {row: token for row, token in chosen if token is not None}
+
+
+def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:
+    """Return the tokens from the root to each row of a batch, the root's own first."""
+    paths: list[tuple[int, ...]] = [()]
+    for parent, token in zip(batch.parents, batch.tokens, strict=True):
+        paths.append((*paths[parent], token))
     return paths
 
 
-def _ended_or_failed(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bool:
-    """Follow a chain as `_ended` does; an error is the chain's alone, and leaves it no path."""
-    try:
-        return _ended(chain, path, known)
-    except Exception:
-        log.exception("a token cannot be chosen")
-        path.clear()
-        return True
+def _certain_on_host(rows: Sequence[Row], walks: Sequence[SessionWalk]) -> list[int | None]:
+    """Return the token of each walk's row that is certain without the reference; None for others."""
+    asked = [index for index, one in enumerate(walks) if not one.sampler.masks(one.position)]
+    found = certain_tokens(
+        [walks[index].sampler.penalised(rows[index], walks[index].tokens) for index in asked],
+        [walks[index].sampler.params for index in asked],
+        [position_key(walks[index].sampler.key, walks[index].position) for index in asked],
+    )
+    by_walk = dict(zip(asked, found, strict=True))
+    return [by_walk.get(index) for index in range(len(walks))]
 
 
-def _ended(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bool:
-    """Follow a chain by the tokens that are known; return whether its path has ended."""
-    while not path or (len(path) <= len(chain.drafts) and chain.drafts[len(path) - 1] == path[-1]):
-        if path and path[-1] in chain.ends:
-            return True
-        token, position = known.get(chain.row + len(path)), chain.position + len(path)
-        below = chain.drafts[len(path) : len(path) + 1]
-        if token is None or not chain.sampler.confirms(token, position, path, below):
-            return False
-        path.append(token)
-    return True
-
-
-def _on_host(logits: torch.Tensor, rows: Sequence[int]) -> Iterable[Row]:
+def _on_host(logits: torch.Tensor, rows: Sequence[int]) -> Sequence[Row]:
     """Return rows of the logits in float32; those on an accelerator are copied all at once."""
-    if logits.device.type == "cpu":
-        # One by one: to convert half precision into an array of all rows takes six times as long.
-        return (logits[row].float().numpy() for row in rows)
-    return iter(logits[torch.tensor(rows, device=logits.device)].float().cpu().numpy()) if rows else ()
+    if logits.device.type != "cpu":
+        return [*logits[torch.tensor(rows, device=logits.device)].float().cpu().numpy()]
+    if logits.dtype == torch.float32:
+        table = logits.numpy()
+        return [table[row] for row in rows]
+    # One by one: to convert half precision into an array of all rows takes six times as long.
+    return [logits[row].float().numpy() for row in rows]
 
 
 @torch.inference_mode()
@@ -249,18 +267,18 @@ def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
     most = max(sampler.params.top_k for sampler, _, _ in wanted)
     best, ids = logits.topk(most + 1, dim=1)
     values, tokens = torch.stack((best.double(), ids.double())).cpu().numpy()
-    found: list[int | None] = []
+    heads: dict[int, Head] = {}
     for row, (sampler, position, _) in enumerate(wanted):
         params = sampler.params
-        size = params.top_k + 1
-        kept, order = values[row, :size], np.argsort(tokens[row, :size])
+        kept, order = values[row, : params.top_k + 1], np.argsort(tokens[row, : params.top_k + 1])
         # Which of the tokens beyond the last one are as likely is not known here.
-        if not kept[-2] - kept[-1] > _SLACK * params.temperature:
-            found.append(None)
+        if not kept[-2] - kept[-1] > SLACK * params.temperature:
             continue
         at = position_key(sampler.key, position)
-        found.append(token_among(tokens[row, :size][order].astype(np.int64), kept[order], params, at))
-    return found
+        if (head := head_among(tokens[row][order].astype(np.int64), kept[order], params, at)) is not None:
+            heads[row] = head
+    found = dict(zip(heads, tokens_among([*heads.values()]), strict=True))
+    return [found.get(row) for row in range(len(wanted))]
 
 
 def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
@@ -269,7 +287,7 @@ def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | No
     temperatures = [sampler.params.temperature for sampler, _, _ in wanted]
     device = logits.device
     raced = race(
-        logits, torch.tensor(keys, device=device), torch.tensor(temperatures, device=device), slack=2.0 * _SLACK
+        logits, torch.tensor(keys, device=device), torch.tensor(temperatures, device=device), slack=2.0 * SLACK
     )
     return [
         raced.tokens[row] if _certain(raced, row, sampler.params, logits.shape[1]) else None
@@ -290,5 +308,5 @@ def _certain(raced: Any, row: int, params: SamplingParams, vocabulary: int) -> b
         and raced.near[row] == 0
         and (not filtered or raced.ranks[row] < params.top_k)
         and within_top_p
-        and (params.min_p == 0.0 or behind < -math.log(params.min_p) - _SLACK)
+        and (params.min_p == 0.0 or behind < -math.log(params.min_p) - SLACK)
     )

@@ -55,14 +55,18 @@ class Sampler:
         take instead of the target's own token. Raises InternalError if the logits are not finite, BadRequest if the
         constraint cannot be followed.
         """
-        logits = row if isinstance(row, np.ndarray) else row.float().cpu().numpy()
-        if self.params.penalised:
-            logits = penalise(logits.astype(np.float64), self.params, self.counts, path)
+        logits = self.penalised(row if isinstance(row, np.ndarray) else row.float().cpu().numpy(), path)
         own = self._own(logits, position, path)
         if self.params.typical is None or not children or own in children:
             return own
         typical = self._typical(logits.astype(np.float64, copy=False), position, path, children, self.params.typical)
         return own if typical is None else typical
+
+    def penalised(self, logits: Row, path: Sequence[int]) -> Row:
+        """Return logits `[V]` after penalties and bias, if there are any."""
+        if not self.params.penalised:
+            return logits
+        return penalise(logits.astype(np.float64), self.params, self.counts, path)
 
     def _typical(
         self, logits: Logits, position: int, path: Sequence[int], children: Collection[int], rule: TypicalAcceptance
@@ -92,6 +96,10 @@ class Sampler:
             return self._token(np.where(allowed, logits, -np.inf), position)
         ids = np.flatnonzero(allowed)
         return token_of(ids, logits[ids], self.params, position_key(self.key, position))
+
+    def masks(self, position: int) -> bool:
+        """Return whether filters see only what the constraint allows, so that all tokens tell nothing about one."""
+        return self.params.filtered and self.constraint is not None and self.constraint.binds(position)
 
     def confirms(self, token: int, position: int, path: Sequence[int], children: Collection[int] = ()) -> bool:
         """Return whether the target's own token among all tokens is surely what `choose` returns.

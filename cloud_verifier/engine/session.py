@@ -6,11 +6,11 @@ The keys and values of the session belong to the target's executor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from cloud_verifier.engine.device_sampling import SessionWalk
 from cloud_verifier.engine.nodes import DEVICE, NO_NODES, PendingNodes
 from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
@@ -23,7 +23,7 @@ from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogp
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import SamplingParams
 from outrider.core.text import counted
-from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
+from outrider.core.verification import TreeBatch, Verified, tree_batch_of
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 EMPTY_ANSWERS = 2
@@ -333,27 +333,16 @@ class EngineSession:
         scores, self.scores = self.scores, ()
         return self.protocol.score(scores)
 
-    def verify(self, batch: TreeBatch, logits: torch.Tensor, ahead: Sequence[int | None] = ()) -> Verified:
-        """Return the target's path through the batch. logits: `[1 + nodes, V]`, of which visited rows are read.
+    def walk(self, batch: TreeBatch, first: int) -> SessionWalk:
+        """Return the walk down a batch whose first row is number `first` of the step's logits."""
+        return SessionWalk(batch, self.protocol.ends, self.sampler, first)
 
-        ahead: the rows' tokens, where they have been chosen; None for others. It may be empty.
-        """
-
-        children = batch.children if self.lossy else None
-
-        def target_token(row: int, path: Sequence[int]) -> int:
-            token = ahead[row] if ahead else None
-            position, below = batch.position + len(path), children[row] if children else ()
-            if token is not None and self.sampler.confirms(token, position, path, below):
-                return token
-            return self.sampler.choose(logits[row], position, path, below)
-
-        verified = verify(batch, target_token, self.protocol.ends)
-        top = self.protocol.logprobs
-        if top is not None:
-            rows = (0, *verified.rows)[: len(verified.tokens)]
+    def keep_logprobs(self, verified: Verified, logits: torch.Tensor, first: int) -> None:
+        """Keep log-probabilities of verified tokens, if the device asks for them. logits: `[R, V]` of the whole step.
+        first: the session's first row among them."""
+        if (top := self.protocol.logprobs) is not None:
+            rows = [first + row for row in (0, *verified.rows)[: len(verified.tokens)]]
             self.logprobs = logprobs_of(logits, rows, verified.tokens, top)
-        return verified
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""

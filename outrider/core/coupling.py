@@ -63,12 +63,13 @@ def _shift_right(x: Array, bits: int) -> Array:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def uniform(at: int, ids: Array, xp: Any = np) -> Array:
+def uniform(at: int | Array, ids: Array, xp: Any = np) -> Array:
     """Return u in (0, 1), float64 with 53 random bits, for the tokens `ids` at position key `at`.
 
-    ids: int64 of any shape but 0-d (numpy warns of overflow on scalars). xp: numpy or torch, whichever `ids` is of.
+    at: one key, or the bits of one for each of the ids as int64. ids: int64 of any shape but 0-d (numpy warns of
+    overflow on scalars). xp: numpy or torch, whichever `ids` is of.
     """
-    x = ids * signed(_GOLDEN) + signed(at)
+    x = ids * signed(_GOLDEN) + (signed(at) if isinstance(at, int) else at)
     x = (x ^ _shift_right(x, 30)) * signed(_MIX_1)
     x = (x ^ _shift_right(x, 27)) * signed(_MIX_2)
     x = x ^ _shift_right(x, 31)
@@ -77,7 +78,7 @@ def uniform(at: int, ids: Array, xp: Any = np) -> Array:
     return ((bits + 0.5) * 2.0**-53).clip(max=_BELOW_ONE)
 
 
-def gumbel(at: int, ids: Array, xp: Any = np) -> Array:
+def gumbel(at: int | Array, ids: Array, xp: Any = np) -> Array:
     """Return g = -log(-log u), float64, for the tokens `ids` at position key `at`; arguments as for `uniform`."""
     return -xp.log(-xp.log(uniform(at, ids, xp)))
 

@@ -1,14 +1,16 @@
 """Choose the target's token by its logits and the noise: argmax(log p + g), p after temperature and filters.
 
-`reference_token` is the definition: probability and noise of every token that is left. `sampled_token` returns the same
-token at a tenth of the cost in a large vocabulary: it looks only at tokens that can win, and where rounding could make
-a difference it asks the reference.
+`reference_token` is the definition: probability and noise of every token that is left. `certain_tokens` returns the
+same tokens of many rows at a tenth of the cost in a large vocabulary: it looks only at tokens that can win, of all rows
+together, and leaves out a row where rounding could make a difference.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,24 +18,25 @@ from numpy.typing import NDArray
 
 from outrider.core.coupling import gumbel, ids_above
 from outrider.core.errors import InternalError
-from outrider.core.processors import greatest, mass_before, surviving_log_probs
+from outrider.core.processors import greatest, surviving_log_probs
 from outrider.core.sampling import SamplingParams
 from outrider.core.scratch import reaching, scratch
 
 Row = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 
-LARGE = 1 << 14
-"""Tokens of the smallest vocabulary in which it pays to look for those that can win."""
-_HEAD = 512
-"""Most likely tokens that are looked at one by one. The noise of all others need only be compared with a bound, which
-about V / _HEAD of them exceed."""
-_SLACK = 1e-9
-"""Nats; more than the errors of float64 amount to, if logits are not beyond FAR."""
+SLACK = 1e-9
+"""Nats, or a share of a probability; more than the errors of float64 amount to, if logits are not beyond FAR."""
 FAR = 1e5
 """Nats from 0 up to which a token can be certain without the reference."""
 _WEIGHT_SLACK = 1e-4
-"""Relative; more than the errors of float32 amount to in a weight that counts, or in a sum of V of them."""
+"""Relative; more than the errors of float32 amount to in a sum of V weights."""
+_REACHES = (8.0, 9.5, 11.0, 14.0, 20.0)
+"""Nats below the likeliest token within which the tokens that top-p leaves are looked for, the narrowest first."""
+_OPEN_REACH = 5.0
+"""The same without filters, where tokens further below are compared by their noise, too."""
+_ENTRIES = 1 << 13
+"""Tokens of a race, whose arrays stay in a core's second cache."""
 
 
 def argmax(scores: Row) -> int:
@@ -67,75 +70,95 @@ def token_of(ids: Ids, logits: Row, params: SamplingParams, at: int) -> int:
 
 def sampled_token(logits: Row, params: SamplingParams, at: int) -> int:
     """Return what `reference_token` returns, and raise what it raises."""
-    token = quick_token(logits, params, at) if len(logits) >= LARGE else None
+    (token,) = certain_tokens([logits], [params], [at])
     return reference_token(logits, params, at) if token is None else token
 
 
-def token_among(ids: Ids, logits: Row, params: SamplingParams, at: int) -> int | None:
-    """Return the sampled token if top-k leaves none but some of `ids` `[n]`, ascending, with these logits `[n]`.
+def certain_tokens(rows: Sequence[Row], params: Sequence[SamplingParams], at: Sequence[int]) -> list[int | None]:
+    """Return the token of each row, sampled or greedy; None where it is not certain without the reference.
 
-    None if that is not certain without the reference.
+    rows: logits `[V]` each, after penalties. at: the key of each row's position.
     """
-    if not abs(float(logits.max())) <= FAR * params.temperature:
-        return None  # also NaN
-    found = _by_likelihood(ids, logits, params.temperature)
-    if found is None:
-        return None
-    head = _filtered(found[0][: params.top_k], found[1][: params.top_k], params, None)
-    return _winner(head, head.scaled + gumbel(at, head.ids))
-
-
-def _winner(head: _Head, noisy: NDArray[np.float64]) -> int | None:
-    """Return the token of the greatest score among the head's, None if that is not certain."""
-    best = int(noisy.argmax())
-    certain = best < head.certain and np.count_nonzero(noisy >= noisy[best] - _SLACK) == 1
-    return int(head.ids[best]) if certain else None
-
-
-def quick_token(logits: Row, params: SamplingParams, at: int) -> int | None:
-    """Return the sampled token, or None if that is not certain without the reference; arguments are the reference's."""
-    head = _head_of(logits, params)
-    if head is None:
-        return None
-    noisy = head.scaled + gumbel(at, head.ids)
-    best = int(noisy.argmax())
-    if best >= head.certain:
-        return None
-    if head.closed:
-        return _winner(head, noisy)
-    ids, scaled, scores = _rivals(logits, head, params, at, float(noisy[best]) - _SLACK)
-    rank = _first_allowed(head, ids, scaled, params)
-    if rank is None or rank == len(ids):
-        return None if rank is None else _winner(head, noisy)
-    second = max([float(noisy[best]), *scores[rank + 1 : rank + 2].tolist()])
-    return int(ids[rank]) if scores[rank] > second + _SLACK else None
+    tokens: list[int | None] = [None] * len(rows)
+    heads: dict[int, Head] = {}
+    for index, (row, one) in enumerate(zip(rows, params, strict=True)):
+        if one.greedy:
+            best = int(row.argmax())
+            tokens[index] = best if np.isfinite(row[best]) else None
+        elif (head := _head_of(row, one, at[index])) is not None:
+            heads[index] = head
+    for index, token in zip(heads, tokens_among([*heads.values()]), strict=True):
+        tokens[index] = token
+    return tokens
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """Holds the probability of every token relative to the most likely one's, in float32, until the thread's next."""
+class Head:
+    """Holds the likeliest tokens of a row; top-k leaves no others, and neither do the other filters if there are any.
 
-    each: NDArray[np.float32]
-    """`[V]`"""
+    scaled: `[n]`, logits less the greatest one, over the temperature. at: the position's key. total: the probability of
+    all tokens over that of the likeliest, with a relative error of less than `slack`. others: all logits `[V]`, where
+    any token may win, and the least one of the head's; None where no other token may.
+    """
+
+    ids: Ids
+    scaled: NDArray[np.float64]
+    params: SamplingParams
+    at: int
     total: float
+    slack: float = SLACK
+    others: tuple[Row, float] | None = None
 
-    @classmethod
-    def of(cls, logits: Row, top: float, temperature: float) -> _Weights:
-        """Compute them. logits: `[V]`, the greatest of which is `top`."""
-        each = scratch("weights", len(logits), np.float32)
-        with np.errstate(over="ignore", under="ignore"):  # of tokens beyond any reach
-            np.subtract(logits, top, out=each, casting="same_kind")
-            np.multiply(each, np.float32(math.log2(math.e) / temperature), out=each)
-            np.exp2(each, out=each)  # two thirds of the time of exp
-        return cls(each, _sum(each))
 
-    def sum_from(self, least: float) -> float:
-        """Return the sum of all weights of at least `least`."""
-        bound = np.float32(least)
-        # sum(min(w, bound)) has these as `bound`, and the others as they are.
-        clipped = scratch("clipped", len(self.each), np.float32)
-        others = _sum(np.clip(self.each, np.float32(0.0), bound, out=clipped))
-        return self.total - others + float(bound) * int(np.count_nonzero(reaching(self.each, bound)))
+def head_among(ids: Ids, logits: Row, params: SamplingParams, at: int) -> Head | None:
+    """Return the tokens that top-k leaves of `ids` `[n]`, ascending, with these logits, and surely of all tokens.
+
+    None if the order of the last ones is not certain.
+    """
+    top = float(logits.max())
+    if not abs(top) <= FAR * params.temperature:
+        return None  # also NaN
+    scaled = (logits.astype(np.float64) - top) / params.temperature
+    order = np.argsort(-scaled, kind="stable")
+    ids, scaled = ids[order], scaled[order]
+    gaps = abs(scaled - scaled[min(len(scaled), params.top_k) - 1])
+    if ((gaps > 0.0) & (gaps <= SLACK)).any():
+        return None  # once normalised they may be equal, and then ordered by id
+    ids, scaled = ids[: params.top_k], scaled[: params.top_k]
+    return Head(ids, scaled, params, at, float(np.exp(scaled).sum()))
+
+
+def _head_of(row: Row, params: SamplingParams, at: int) -> Head | None:
+    """Return the head of a row; None if that is not certain, or would be most of the row."""
+    top, temperature, least = float(row.max()), params.temperature, float(np.finfo(row.dtype).min)
+    if not abs(top) <= FAR * temperature:
+        return None  # also NaN
+    if 0 < params.top_k < len(row):
+        floor = greatest(row, params.top_k)[1] - 2.0 * SLACK * temperature
+        ids = np.flatnonzero(reaching(row, max(floor, least)))
+        return head_among(ids, row[ids], params, at)
+    weights = _weights(row, top, temperature) if params.top_p < 1.0 else None
+    total = _sum(weights) if weights is not None else 1.0
+    filtered = weights is not None or params.min_p > 0.0
+    reaches = (0.01 - math.log(params.min_p),) if params.min_p > 0.0 else _REACHES if filtered else (_OPEN_REACH,)
+    for reach in reaches:
+        floor = float(row.dtype.type(max(top - reach * temperature, least)))
+        ids = np.flatnonzero(reaching(row, floor))
+        inside = 1.0 if weights is None or params.min_p > 0.0 else float(weights[ids].sum(dtype=np.float64)) / total
+        if inside >= min(1.0, params.top_p + _WEIGHT_SLACK):
+            scaled = (row[ids].astype(np.float64) - top) / temperature
+            return Head(ids, scaled, params, at, total, _WEIGHT_SLACK, None if filtered else (row, floor))
+    return None
+
+
+def _weights(row: Row, top: float, temperature: float) -> NDArray[np.float32]:
+    """Return the probability of every token over that of the likeliest, `[V]`, until the thread's next call."""
+    each = scratch("weights", len(row), np.float32)
+    with np.errstate(over="ignore", under="ignore"):  # of tokens beyond any reach
+        np.subtract(row, top, out=each, casting="same_kind")
+        np.multiply(each, np.float32(math.log2(math.e) / temperature), out=each)
+        np.exp2(each, out=each)  # half of the time of exp
+    return each
 
 
 def _sum(weights: NDArray[np.float32]) -> float:
@@ -145,115 +168,68 @@ def _sum(weights: NDArray[np.float32]) -> float:
     return float(columns.sum(dtype=np.float64) + weights[rows * 1024 :].sum(dtype=np.float64))
 
 
-@dataclass(frozen=True)
-class _Head:
-    """Holds the most likely tokens that the filters may leave, most likely first; of equal ones the first in front."""
-
-    ids: Ids
-    scaled: NDArray[np.float64]
-    """Their logits over the temperature."""
-    certain: int
-    """Number of those in front that the filters leave for certain; at least 1."""
-    closed: bool
-    """Whether the filters leave no other token."""
-    floor: float
-    """All tokens that are not looked at have smaller logits."""
-    weights: _Weights | None
-    """Known if top-p may leave a token outside the head."""
-
-    def allows(self, token: int, scaled: float, params: SamplingParams) -> bool | None:
-        """Return whether the filters leave a token outside the head; None if it is not certain."""
-        if params.min_p > 0.0:
-            above = scaled - float(self.scaled[0]) - math.log(params.min_p)
-            if abs(above) <= _SLACK:
-                return None
-            if above < 0.0:
-                return False
-        if self.weights is None:
-            return True
-        weight, total = float(self.weights.each[token]), self.weights.total
-        if self.weights.sum_from(weight * (1.0 - _WEIGHT_SLACK)) <= (params.top_p - _WEIGHT_SLACK) * total:
-            return True
-        if self.weights.sum_from(weight * (1.0 + _WEIGHT_SLACK)) >= (params.top_p + _WEIGHT_SLACK) * total:
-            return False
-        return None
+def tokens_among(heads: Sequence[Head]) -> list[int | None]:
+    """Return the token of each row, None where it is not certain."""
+    ends = np.cumsum([len(head.ids) for head in heads])
+    races = groupby(zip(ends, heads, strict=True), key=lambda one: int(one[0]) // _ENTRIES)
+    return [token for _, some in races for token in _raced([head for _, head in some])]
 
 
-def _head_of(logits: Row, params: SamplingParams) -> _Head | None:
-    """Return the head of a distribution; None if its filters' order of tokens is not certain."""
-    top_k = params.top_k if params.top_k < len(logits) else 0
-    top, floor = greatest(logits, max(_HEAD, top_k))
-    if not abs(top) <= FAR * params.temperature:
-        return None  # also NaN
-    near = floor - 2.0 * _SLACK * params.temperature
-    ids = np.flatnonzero(reaching(logits, max(near, float(np.finfo(logits.dtype).min))))
-    found = _by_likelihood(ids, logits[ids], params.temperature)
-    if found is None:
-        return None
-    ids, scaled = found
-    if not (top_k > 0 or floor == -math.inf):
-        inside = int(np.count_nonzero(scaled >= floor / params.temperature))
-        return _filtered(ids[:inside], scaled[:inside], params, (logits, top, floor))
-    return _filtered(ids[: top_k or None], scaled[: top_k or None], params, None)
+def _raced(heads: Sequence[Head]) -> list[int | None]:
+    """Return the token of each row, None where it is not certain, by a race of all heads together.
 
-
-def _by_likelihood(ids: Ids, values: Row, temperature: float) -> tuple[Ids, NDArray[np.float64]] | None:
-    """Return ids and logits over the temperature, greatest first, of equal ones the lowest id; None if two are near."""
-    scaled = values.astype(np.float64) / temperature
-    order = np.argsort(-scaled, kind="stable")
-    ids, scaled = ids[order], scaled[order]
-    gaps = scaled[:-1] - scaled[1:]
-    # Once normalised these may be equal, and then ordered by id.
-    return None if ((gaps > 0.0) & (gaps <= _SLACK)).any() else (ids, scaled)
-
-
-def _filtered(
-    ids: Ids, scaled: NDArray[np.float64], params: SamplingParams, outside: tuple[Row, float, float] | None
-) -> _Head:
-    """Return those of the most likely tokens that top-p and min-p may leave.
-
-    outside: None if the filters leave no other tokens; else all logits, the greatest of them, and the head's least one.
+    The winner of a row is the token if the filters leave it. If they do not, they leave none that is less likely
+    either, and the others race again.
     """
-    certain = possible = len(ids)
-    weights = None
-    if params.top_p < 1.0:
-        own = np.exp(scaled - scaled[0])
-        weights = None if outside is None else _Weights.of(outside[0], outside[1], params.temperature)
-        total, slack = (weights.total, _WEIGHT_SLACK) if weights else (float(own.sum()), _SLACK)
-        bounds = ((params.top_p - slack) * total, (params.top_p + slack) * total)
-        certain, possible = np.searchsorted(mass_before(own), bounds).tolist()
-    if params.min_p > 0.0:
-        least = float(scaled[0]) + math.log(params.min_p)
-        cuts = np.searchsorted(-scaled, (-least - _SLACK, -least + _SLACK), side="right").tolist()
-        certain, possible = min(certain, cuts[0]), min(possible, cuts[1])
-    closed = outside is None or possible < len(ids)
-    floor = -math.inf if outside is None else outside[2]
-    return _Head(ids[:possible], scaled[:possible], max(1, certain), closed, floor, weights)
+    tokens: list[int | None] = [None] * len(heads)
+    of = np.repeat(np.arange(len(heads)), [len(head.ids) for head in heads])
+    """Index of the head to which each entry belongs."""
+    ids = np.concatenate([head.ids for head in heads])
+    scaled = np.concatenate([head.scaled for head in heads])
+    scores = scaled + gumbel(np.array([head.at for head in heads], dtype=np.uint64).view(np.int64)[of], ids)
+    weights = np.exp(scaled)
+    racing = np.arange(len(heads))
+    shares = [(head.params.top_p, head.total, head.slack, head.params.min_p) for head in heads]
+    top_p, total, slack, min_p = np.array(shares).T
+    surely, maybe = (np.where(top_p < 1.0, (top_p + sign * slack) * total, np.inf) for sign in (-1.0, 1.0))
+    with np.errstate(divide="ignore"):
+        least = np.log(min_p)
+    while len(racing):
+        starts = np.flatnonzero(np.diff(of, prepend=-1))
+        each = np.cumsum(np.diff(of, prepend=of[0]) > 0)  # index among those that are still racing
+        best = np.maximum.reduceat(scores, starts)
+        rivals = np.add.reduceat(scores >= (best - SLACK)[each], starts, dtype=np.int64)
+        winners = np.flatnonzero(scores == best[each])
+        winners = winners[np.searchsorted(winners, starts)]
+        own = scaled[winners]
+        before = np.add.reduceat(np.where(scaled > (own + SLACK)[each], weights, 0.0), starts)
+        until = np.add.reduceat(np.where(scaled >= (own - SLACK)[each], weights, 0.0), starts) - weights[winners]
+        left = (rivals == 1) & (until < surely[racing]) & (own > least[racing] + SLACK)
+        out = (before >= maybe[racing]) | (own < least[racing] - 2.0 * SLACK)
+        for index, token, score in zip(
+            racing[left].tolist(), ids[winners[left]].tolist(), best[left].tolist(), strict=True
+        ):
+            tokens[index] = _against_others(heads[index], token, score)
+        further = out[each] & (scaled > (own + SLACK)[each])
+        of, ids, scaled, scores, weights = (part[further] for part in (of, ids, scaled, scores, weights))
+        racing = racing[out]
+    return tokens
 
 
-def _first_allowed(head: _Head, ids: Ids, scaled: NDArray[np.float64], params: SamplingParams) -> int | None:
-    """Return the index of the first rival that the filters leave, `n` if they leave none; None if it is not certain."""
-    refused = -math.inf
-    for rank, token in enumerate(ids.tolist()):
-        if scaled[rank] <= refused:
-            continue  # less likely than one that is out
-        allowed = head.allows(token, float(scaled[rank]), params)
-        if allowed is not False:
-            return rank if allowed else None
-        refused = max(refused, float(scaled[rank]))
-    return len(ids)
-
-
-def _rivals(
-    logits: Row, head: _Head, params: SamplingParams, at: int, least: float
-) -> tuple[Ids, NDArray[np.float64], NDArray[np.float64]]:
-    """Return ids, scaled logits and scores `[n]` of the tokens outside the head that score `least`, the best first."""
+def _against_others(head: Head, token: int, score: float) -> int | None:
+    """Return the token of a row without filters, given the best one of its head with its score; None as usual."""
+    if head.others is None:
+        return token
+    (row, floor), temperature = head.others, head.params.temperature
+    top = float(row.max())
     # They are less likely than any token of the head, and need so much more noise.
-    ids = ids_above(at, len(logits), least - float(head.scaled[-1]) - _SLACK)
-    values = logits[ids]
-    outside = values < head.floor
-    ids, scaled = ids[outside], values[outside].astype(np.float64) / params.temperature
-    scores = scaled + gumbel(at, ids)
-    order = np.flatnonzero(scores >= least)
-    order = order[np.argsort(-scores[order])]
-    return ids[order], scaled[order], scores[order]
+    ids = ids_above(head.at, len(row), score - (floor - top) / temperature - 2.0 * SLACK)
+    ids = ids[row[ids] < floor]
+    if not len(ids):
+        return token
+    scores = (row[ids].astype(np.float64) - top) / temperature + gumbel(head.at, ids)
+    best = int(scores.argmax())
+    second = max([score, *np.delete(scores, best).tolist()])
+    if scores[best] > second + SLACK:
+        return int(ids[best])
+    return token if scores[best] < score - SLACK else None

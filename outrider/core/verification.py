@@ -54,6 +54,12 @@ def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
     return TreeBatch(ids, parents, tokens, depths, tree.position)
 
 
+def chain_of(tokens: Sequence[int], position: int) -> TreeBatch:
+    """Return the batch of nodes each of which is the only child of the one before it."""
+    rows = range(1, len(tokens) + 1)
+    return TreeBatch(tuple(rows), tuple(range(len(tokens))), tuple(tokens), tuple(rows), position)
+
+
 @dataclass(frozen=True)
 class Verified:
     """Holds the tokens that a step commits, and the rows of the accepted nodes."""
@@ -84,25 +90,50 @@ def typical_child(
     return int(ids[best]) if p[best] > threshold else None
 
 
+class Walk:
+    """Follows the target's tokens down a batch: from row 0 on to the node that carries the target's token there, and so
+    on until no node does.
+
+    tokens: accepted so far. row: whose token is wanted next; None when the path has ended.
+    """
+
+    def __init__(self, batch: TreeBatch, ends: Callable[[int, int], bool]) -> None:
+        """ends(token, position): whether the sequence ends with this token there, even inside an accepted path."""
+        self.batch = batch
+        self.tokens: list[int] = []
+        self.row: int | None = 0
+        self._rows: list[int] = []
+        self._ends = ends
+        self._nodes = {pair: row for row, pair in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1)}
+
+    @property
+    def position(self) -> int:
+        """Return the position of the token that is wanted next."""
+        return self.batch.position + len(self.tokens)
+
+    @property
+    def verified(self) -> Verified:
+        return Verified(tuple(self.tokens), tuple(self._rows))
+
+    def take(self, token: int) -> None:
+        """Go on with the target's token after `row`, or with the child that a lossy rule accepts there."""
+        ended = self._ends(token, self.position)
+        self.tokens.append(token)
+        child = self._nodes.get((self.row, token)) if self.row is not None else None
+        if child is not None:
+            self._rows.append(child)
+        self.row = None if ended else child
+
+
 def verify(
     batch: TreeBatch, target_token: Callable[[int, Sequence[int]], int], ends: Callable[[int, int], bool]
 ) -> Verified:
-    """Take the target's token at row 0, go on at the node that carries it, and so on until no node does.
+    """Walk down one batch alone.
 
     target_token(row, path): returns the target's token after that row, or the child that a lossy rule accepts there;
-    `path` is the tokens accepted in this step.
-    ends(token, position): whether the sequence ends with this token at this position, even inside an accepted path.
+    `path` is the tokens accepted in this step. ends: as for Walk.
     """
-    children = {pair: row for row, pair in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1)}
-    tokens: list[int] = []
-    rows: list[int] = []
-    row: int | None = 0
-    while row is not None:
-        token = target_token(row, tokens)
-        tokens.append(token)
-        row = children.get((row, token))
-        if row is not None:
-            rows.append(row)
-        if ends(token, batch.position + len(tokens) - 1):
-            break
-    return Verified(tuple(tokens), tuple(rows))
+    walk = Walk(batch, ends)
+    while walk.row is not None:
+        walk.take(target_token(walk.row, walk.tokens))
+    return walk.verified

@@ -14,7 +14,7 @@ from outrider.core import target_token
 from outrider.core.coupling import position_key
 from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
-from outrider.core.target_token import quick_token, reference_token, sampled_token
+from outrider.core.target_token import certain_tokens, reference_token, sampled_token
 
 Row = NDArray[np.float32]
 
@@ -94,10 +94,12 @@ def test_a_logit_that_is_no_number_is_an_error_in_a_large_vocabulary(bad: float,
 
 
 @pytest.fixture(scope="module")
-def short_head() -> Iterator[None]:
-    """Look at four tokens one by one, so that others matter in a vocabulary of a few dozen."""
+def short_reach() -> Iterator[None]:
+    """Look at few tokens one by one, so that others matter in a vocabulary of a few dozen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target_token, "_HEAD", 4)
+        patch.setattr(target_token, "_REACHES", (0.5, 2.0, 20.0))
+        patch.setattr(target_token, "_OPEN_REACH", 0.5)
+        patch.setattr(target_token, "_ENTRIES", 64)
         yield
 
 
@@ -125,12 +127,29 @@ def outcome(choose: Callable[[], int | None]) -> int | str | None:
 
 
 @settings(max_examples=600)
-@example(row=[0.0, 1e-30, 1e-30, 1e-30, 1e-30], params=hot(top_k=1), at=0, doubles=False)
-@given(row=rows, params=params_of_requests, at=st.integers(0, 2**64 - 1), doubles=st.booleans())
-def test_a_token_that_is_certain_is_the_token_of_the_reference(
-    short_head: None, row: list[float], params: SamplingParams, at: int, doubles: bool
+@example(many=[([0.0, 1e-30, 1e-30, 1e-30, 1e-30], hot(top_k=1))], at=0, doubles=False)
+@given(
+    many=st.lists(st.tuples(rows, params_of_requests), min_size=1, max_size=6),
+    at=st.integers(0, 2**64 - 1),
+    doubles=st.booleans(),
+)
+def test_tokens_that_are_certain_are_those_of_the_reference(
+    short_reach: None, many: list[tuple[list[float], SamplingParams]], at: int, doubles: bool
 ) -> None:
-    logits = np.array(row, dtype=np.float64 if doubles else np.float32)
+    logits = [np.array(row, dtype=np.float64 if doubles else np.float32) for row, _ in many]
+    params, keys = [one for _, one in many], [position_key(at, position) for position in range(len(many))]
     with np.errstate(all="ignore"):
-        expected = outcome(lambda: reference_token(logits, params, at))
-        assert outcome(lambda: quick_token(logits, params, at)) in (None, expected)
+        expected = [
+            outcome(lambda: reference_token(row, one, key))  # noqa: B023
+            for row, one, key in zip(logits, params, keys, strict=True)
+        ]
+        found = certain_tokens(logits, params, keys)
+    assert [token for token, right in zip(found, expected, strict=True) if token not in (None, right)] == []
+
+
+def test_rows_of_a_language_model_are_certain_without_the_reference() -> None:
+    logits = [peaked(seed) for seed in range(len(PARAMS))]
+    keys = [position_key(17, position) for position in range(len(PARAMS))]
+    found = certain_tokens(logits, PARAMS, keys)
+    assert found.count(None) <= 1  # 120,000 tokens of equal standing
+    assert [certain_tokens([row], [one], [at])[0] for row, one, at in zip(logits, PARAMS, keys, strict=True)] == found

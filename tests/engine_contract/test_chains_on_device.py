@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
+from cloud_verifier.engine.device_sampling import DeviceSampler, SessionWalk, walk_together
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.coupling import gumbel
 from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
+from outrider.core.verification import chain_of
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
@@ -45,6 +47,24 @@ def _raced(x: np.ndarray[Any, Any], key: int, temperature: float, slack: float) 
 
 
 KERNELS = SimpleNamespace(race=race)
+
+
+class Chain(NamedTuple):
+    sampler: Sampler
+    position: int
+    row: int
+    drafts: list[int]
+
+
+def verified(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceSampler | None) -> list[list[int]]:
+    """Return the tokens along each chain; none of one whose logits are no numbers."""
+    walks = [
+        SessionWalk(chain_of(one.drafts, one.position), lambda token, position: False, one.sampler, one.row)
+        for one in chains
+    ]
+    walk_together(logits, walks, device)
+    assert all(walk.error is None or isinstance(walk.error, InternalError) for walk in walks)
+    return [walk.tokens if walk.error is None else [] for walk in walks]
 
 
 def naive(logits: torch.Tensor, chain: Chain) -> list[int]:
@@ -121,9 +141,9 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[Chain]]:
 def test_chains_have_the_tokens_of_the_reference(step: tuple[torch.Tensor, list[Chain]]) -> None:
     logits, chains = step
     expected = [naive(logits, chain) for chain in chains]
-    assert verify_chains(logits, chains, None) == expected
+    assert verified(logits, chains, None) == expected
     device = DeviceSampler(KERNELS)
-    assert verify_chains(logits, chains, device) == expected
+    assert verified(logits, chains, device) == expected
     assert device._kernels is KERNELS, "they have failed"
 
 
@@ -146,7 +166,7 @@ def test_rows_that_are_certain_on_the_device_are_not_chosen_on_the_host(monkeypa
     chosen = []
     choose = Sampler.choose
     monkeypatch.setattr(Sampler, "choose", lambda *row: chosen.append(1) or choose(*row))
-    paths = verify_chains(logits, chains, DeviceSampler(KERNELS))
+    paths = verified(logits, chains, DeviceSampler(KERNELS))
     assert [len(path) for path in paths] == [4] * 12
     assert len(chosen) <= 4
 
@@ -156,4 +176,4 @@ def test_kernels_that_fail_leave_all_rows_to_the_host() -> None:
     chains = [Chain(Sampler(SamplingParams(temperature=0.8, seed=at), PROMPT), 0, at, []) for at in range(4)]
     expected = [naive(logits, chain) for chain in chains]
     device = DeviceSampler(object())
-    assert verify_chains(logits, chains, device) == expected == verify_chains(logits, chains, device)
+    assert verified(logits, chains, device) == expected == verified(logits, chains, device)

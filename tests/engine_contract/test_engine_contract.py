@@ -213,7 +213,9 @@ def spoil(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
             raise IndexError("spoilt")
         return choose(sampler, row * float("nan") if sampler.params.seed == 13 else row, position, path, *children)
 
+    confirms = Sampler.confirms
     monkeypatch.setattr(Sampler, "choose", spoilt)
+    monkeypatch.setattr(Sampler, "confirms", lambda one, *asked: one.params.seed != 13 and confirms(one, *asked))
 
 
 @pytest.mark.parametrize(("fault", "drafting"), [("no number", False), ("no number", True), ("an error", True)])

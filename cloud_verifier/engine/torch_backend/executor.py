@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.device_sampling import DeviceSampler
+from cloud_verifier.engine.device_sampling import DeviceSampler, SessionWalk, walk_together
 from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
@@ -21,7 +21,7 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded, Unavailable
 from outrider.core.step_cost import KNOTS, StepCost
-from outrider.core.verification import TreeBatch, Verified
+from outrider.core.verification import Verified
 
 PREFIX = 128
 """Number of tokens before the rows of each session, where steps are measured."""
@@ -156,48 +156,30 @@ class TorchExecutor:
         self, rows: Sequence[SessionRows], starts: Sequence[int], logits: torch.Tensor
     ) -> list[Verified | OutriderError | None]:
         """Return every session's path, or its error. logits: `[R, V]`; those of a session begin at its start."""
-        results: list[Verified | OutriderError | None] = []
-        ahead: list[int | None] = []
-        if self._device_sampler is not None:
-            ahead = self._chosen_ahead(self._device_sampler, rows, starts, logits)
+        walks: dict[EngineSession, SessionWalk] = {}
+        results: dict[EngineSession, Verified | OutriderError | None] = {}
         for one, start in zip(rows, starts, strict=True):
+            session, scored = one.session, len(self._segments[one.session].scored)
             try:
-                if scored := len(self._segments[one.session].scored):
-                    one.session.score(logits[start - scored : start], one.chain)
-                if one.batch is None:
-                    results.append(None)
-                    continue
-                end = start + 1 + len(one.batch.ids)
-                verified = one.session.verify(one.batch, logits[start:end], ahead[start:end])
-            except BadRequest as error:
-                results.append(error)
-                continue
+                if scored:
+                    session.score(logits[start - scored : start], one.chain)
+                if one.batch is not None:
+                    walks[session] = session.walk(one.batch, start)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
-                results.append(InternalError(str(error)))
+                results[session] = InternalError(str(error))
+        walk_together(logits, [*walks.values()], self._device_sampler)
+        for session, walk in walks.items():
+            if walk.error is not None:
+                error = walk.error
+                results[session] = error if isinstance(error, BadRequest) else InternalError(str(error))
                 continue
-            if one.session.record:
-                self._recording.note(one.session, verified, logits, start)
-            results.append(verified)
-        return results
-
-    def _chosen_ahead(
-        self, sampler: DeviceSampler, rows: Sequence[SessionRows], starts: Sequence[int], logits: torch.Tensor
-    ) -> list[int | None]:
-        """Return the token of each row of the logits, None where it is not certain or the row scores a prompt."""
-        trees = [
-            (one.session.sampler, one.batch, at) for one, at in zip(rows, starts, strict=True) if one.batch is not None
-        ]
-        wanted = [(s, b.position + len(path), path) for s, b, _ in trees for path in _paths(b)]
-        sampled = [row for _, b, start in trees for row in range(start, start + 1 + len(b.ids))]
-        ahead: list[int | None] = [None] * len(logits)
-        part = logits
-        if len(sampled) < len(logits):  # others score a prompt
-            part = logits[torch.tensor(sampled, dtype=torch.int64, device=logits.device)]
-        for row, token in zip(sampled, sampler.choose(part, wanted), strict=True):
-            ahead[row] = token
-        return ahead
+            verified = results[session] = walk.verified
+            session.keep_logprobs(verified, logits, walk.first)
+            if session.record:
+                self._recording.note(session, verified, logits, walk.first)
+        return [results.get(one.session) for one in rows]
 
 
 def works(device: torch.device) -> bool:
@@ -208,14 +190,6 @@ def works(device: torch.device) -> bool:
     except Exception:
         return False
     return True
-
-
-def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:
-    """Return the tokens from the root to each row of a batch, the root's own first."""
-    paths: list[tuple[int, ...]] = [()]
-    for parent, token in zip(batch.parents, batch.tokens, strict=True):
-        paths.append((*paths[parent], token))
-    return paths
 
 
 def profile(model: TargetModel, rows: int) -> StepCost:

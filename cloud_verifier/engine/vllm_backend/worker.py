@@ -20,11 +20,12 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
-from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
+from cloud_verifier.engine.device_sampling import DeviceSampler, SessionWalk, walk_together
 from cloud_verifier.engine.sampling import Sampler, top_logprobs
 from outrider.core.constraint import Grammars, constraint_of, grammars_of
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
+from outrider.core.verification import chain_of
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
@@ -164,7 +165,7 @@ class CoupledSampling:
         counts = list(meta.num_draft_tokens) if meta is not None else [0] * len(request_ids)
         drafts = meta.draft_token_ids.tolist() if meta is not None else []
         tokens = np.full((len(request_ids), max(counts, default=0) + 1), NO_TOKEN, dtype=np.int32)
-        chains: dict[int, Chain] = {}
+        walks: dict[int, SessionWalk] = {}
         row = draft = 0
         for index, (request_id, count) in enumerate(zip(request_ids, counts, strict=True)):
             if discarded[index]:
@@ -172,28 +173,32 @@ class CoupledSampling:
                 tokens[index, 0] = 0
             else:
                 try:
-                    chains[index] = self._chain(request_id, row, drafts[draft : draft + count])
+                    walks[index] = self._walk(request_id, row, drafts[draft : draft + count])
                 except Exception:  # a row without a token: the executor notices, and the session fails alone
                     log.exception("the sampling parameters of request %s cannot be used", request_id)
             row += count + 1
             draft += count
         visited: list[tuple[int, int]] = []
-        paths = verify_chains(logits, [*chains.values()], self._device)
-        for (index, chain), path in zip(chains.items(), paths, strict=True):
-            chain.sampler.commit(path)
-            tokens[index, : len(path)] = path
+        walk_together(logits, [*walks.values()], self._device)
+        for index, walk in walks.items():
+            if walk.error is not None:
+                log.error("a token of request %s cannot be chosen", request_ids[index], exc_info=walk.error)
+                continue
+            walk.sampler.commit(walk.tokens)
+            tokens[index, : len(walk.tokens)] = walk.tokens
             if self._runner.requests[request_ids[index]].sampling_params.logprobs is not None:
-                visited += [(index, chain.row + at) for at in range(len(path))]
+                visited += [(index, walk.first + at) for at in range(len(walk.tokens))]
         self._forget()
         sampled = torch.from_numpy(tokens)
         return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(logits, tokens, visited))
 
-    def _chain(self, request_id: str, row: int, drafts: Sequence[int]) -> Chain:
-        """Return a request's rows, which begin at `row`."""
+    def _walk(self, request_id: str, first: int, drafts: Sequence[int]) -> SessionWalk:
+        """Return the walk down a request's rows, which begin at `first`."""
         state = self._runner.requests[request_id]
         sampler, before = self._sampler(request_id, state)
         ends = state.sampling_params.extra_args[SESSION]["ends"]
-        return Chain(sampler, before + len(state.output_token_ids), row, drafts, ends)
+        chain = chain_of(drafts, before + len(state.output_token_ids))
+        return SessionWalk(chain, lambda token, position: token in ends, sampler, first)
 
     def _sampler(self, request_id: str, state: Any) -> tuple[Sampler, int]:
         """Return the request's sampler, and the number of tokens that were generated before the request."""
