@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -22,14 +22,20 @@ from itertools import compress
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
-from cloud_verifier.engine.nodes import DEVICE, NO_NODES
-from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, at_half_cost, by_acceptance
 from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
-from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats, MovingAverage
+from cloud_verifier.engine.stats import (
+    STATES,
+    MovingAverage,
+    Rate,
+    count_commit,
+    count_speculation,
+    count_value,
+    new_counters,
+)
 from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import (
@@ -54,8 +60,9 @@ from outrider.core.protocol.messages import (
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import RULES
 from outrider.core.text import short_id
-from outrider.core.verification import Verified
+from outrider.core.verification import TreeBatch, Verified
 from outrider.telemetry.logs import about
+from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 log = logging.getLogger(__name__)
@@ -90,10 +97,12 @@ class Engine:
         them, requests with a grammar are refused."""
         self.grammars = grammars
         self.config = config or EngineConfig()
-        self.counters = EngineCounters(clock())
+        self.counters = new_counters()
         self.expected_s = 0.0
         self.allocation: AllocationPolicy = by_acceptance
         self._clock = clock
+        self._rate = Rate(clock())
+        """Committed tokens per second."""
         self._executor = executor
         scored_rows = max(1, SCORED_BYTES // (4 * executor.capabilities.vocabulary))
         self._budget = replace(self.config.budget, scored_rows=scored_rows)
@@ -251,21 +260,32 @@ class Engine:
         events, self._outbox = self._outbox, []
         return events
 
-    def take_recorded(self) -> list[RecordedTokens]:
-        """Return, once, the last step's tokens of recorded sessions. The caller should send the step's events before,
-        since the target's distributions are computed now."""
+    def take_recorded(self) -> list[pb.EngineEvent]:
+        """Return, once, events of the last step's tokens in recorded sessions. The caller should send the step's events
+        before, since the target's distributions are computed now."""
         return self._executor.take_recorded()
 
-    def stats(self) -> EngineStats:
+    @property
+    def telemetry(self) -> dict[str, SessionTelemetry]:
+        """Return the measurements of live sessions by id, and of ended ones that were not stopped yet."""
+        return {**self._ended, **{key: session.telemetry for key, session in self._live.items()}}
+
+    def stats(self) -> pb.EngineStats:
         """Return a snapshot of the engine and its sessions."""
-        counters, profiler, usage = self.counters, self._profiler, self._executor.usage
-        live = {key: session.telemetry for key, session in self._live.items()}
-        states = Counter(session.state for session in self._live.values())
-        return EngineStats(
+        profiler, usage = self._profiler, self._executor.usage
+        counters = pb.EngineCounters()
+        counters.CopyFrom(self.counters)
+        for session in self._live.values():
+            counters.dead += session.protocol.dead
+            counters.ignored += session.nodes.ignored
+            counters.sessions[session.state] += 1
+        for state in STATES:
+            counters.sessions[state] += 0
+        return pb.EngineStats(
             verifier=VerifierTelemetry(
                 live_sessions=len(self._live),
                 step_ms=1e3 * profiler.step_s,
-                tokens_per_s=counters.rate.per_second(self._clock()),
+                tokens_per_s=self._rate.per_second(self._clock()),
                 kv_used=usage.used,
                 kv_capacity=usage.capacity,
                 min_acceptance=profiler.min_acceptance,
@@ -274,13 +294,11 @@ class Engine:
                 session_cost_ms=1e3 * profiler.cost.share_s,
                 timing_ms=profiler.parts_ms,
             ),
-            sessions={**self._ended, **live},
+            sessions=self.telemetry.values(),
             kv_reserved=usage.reserved,
             kv_cached=usage.cached,
-            dead=counters.dead + sum(session.dead for session in live.values()),
-            ignored=counters.ignored + sum(session.ignored for session in live.values()),
             unrecorded=self._executor.unrecorded,
-            states={state: states[state] for state in STATES},
+            counters=counters,
         )
 
     # A step: schedule -> draft -> forward -> verify -> commit
@@ -360,7 +378,7 @@ class Engine:
         for allocation in allocations:
             session = self._live[allocation.session_id]
             if not session.had_rows:
-                self.counters.queue_s.add(now - session.began)
+                count_value(self.counters, "queue_s", now - session.began)
             session.begin(self.counters.steps, now)
             try:
                 last = allocation.chain == session.pending and session.left
@@ -422,7 +440,7 @@ class Engine:
 
         ran: how many rows each session had, which may be fewer than it was to have.
         """
-        now, counters, price = self._clock(), self.counters, self._profiler.min_acceptance
+        now, counters, price, tokens = self._clock(), self.counters, self._profiler.min_acceptance, 0
         for one, count, verified in zip(rows, ran, verifications, strict=True):
             session, batch = one.session, one.batch
             computed = min(one.chain, count)
@@ -434,20 +452,31 @@ class Engine:
             if batch is None:
                 self._executor.keep(one, ())
             elif verified is not None:
-                gap_s = now - session.timing.last_commit
-                first, tokens = not session.protocol.position, len(verified.tokens)
-                counters.count_commit(tokens, now, gap_s=gap_s, first=first, lossy=session.lossy)
+                gap_s, first = now - session.timing.last_commit, not session.protocol.position
+                count_commit(counters, len(verified.tokens), gap_s=gap_s, first=first)
                 commits.append(session.commit(batch, verified, now))
-                device = session.nodes.outcomes.get(DEVICE, NO_NODES)
-                others = {n: (o.evaluated, o.accepted) for n, o in session.nodes.outcomes.items() if n != DEVICE}
-                counters.count_nodes(device.evaluated, device.accepted, others, lossy=session.lossy)
-                counters.server_evaluated += len(batch.ids) - device.evaluated
-                counters.server_accepted += len(verified.rows) - device.accepted
+                self._count_nodes(session, batch, verified)
+                tokens += len(verified.tokens)
                 self._executor.keep(one, verified.rows)
             session.nodes.withdraw()
             self._overlay.committed(SessionRows(session, computed, batch), verified, price)
             for commit in commits:
                 self._publish(session, commit)
+        self._rate.add(tokens, now)
+
+    def _count_nodes(self, session: EngineSession, batch: TreeBatch, verified: Verified) -> None:
+        """Count a session's tokens and nodes in a step, after its commit."""
+        counters, nodes = self.counters, session.nodes
+        device, tokens = nodes.device, len(verified.tokens)
+        count_speculation(counters, tokens, device.evaluated, device.accepted)
+        if session.lossy:
+            count_speculation(counters.lossy, tokens, device.evaluated, device.accepted)
+        for name, outcome in nodes.own.items():
+            counters.sources[name].evaluated += outcome.evaluated
+            counters.sources[name].accepted += outcome.accepted
+        if nodes.own:
+            counters.server_evaluated += len(batch.ids) - device.evaluated
+            counters.server_accepted += len(verified.rows) - device.accepted
 
     # How sessions begin and end
 
@@ -516,6 +545,7 @@ class Engine:
         del self._live[session.session_id]
         self._history.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = telemetry = session.telemetry
-        self.counters.count_ended(telemetry)
+        self.counters.dead += telemetry.dead
+        self.counters.ignored += telemetry.ignored
         while len(self._ended) > 2 * self.config.max_sessions:
             self._ended.popitem(last=False)

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import torch
 
-from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Commit
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
+from outrider.wire.v1 import engine_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ class TargetExecutor(Protocol):
         cache: whether its keys and values are sound, so that other sessions may begin with them.
         """
 
-    def take_recorded(self) -> list[RecordedTokens]:
-        """Return, once, the last step's tokens of sessions with `record` set; never raises."""
+    def take_recorded(self) -> list[pb.EngineEvent]:
+        """Return, once, the events of the last step's tokens in sessions with `record` set; never raises."""

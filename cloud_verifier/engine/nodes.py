@@ -6,7 +6,7 @@ what was measured of each of them in this session. The allocation policy takes t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -63,41 +63,48 @@ class MergedTree(TokenTree):
             self.acceptance[same] = max(self.acceptance[same], acceptance[node.id])
             self.sources[same].add(source)
 
-    def led(self, path: Sequence[int], by: set[str]) -> int:
+    def led(self, path: Sequence[int], by: Set[str]) -> int:
         """Return how many of the first nodes of a path some sources would have led to by themselves."""
         return sum(1 for _ in takewhile(lambda node: by & self.sources[node], path))
 
+    def outcome(self, source: str, evaluated: Sequence[int], path: Sequence[int]) -> SourceOutcome:
+        """Return what a source has brought. path: the accepted ones of the evaluated nodes."""
+        sources = self.sources
+        return SourceOutcome(
+            evaluated=sum(source in sources[node] for node in evaluated),
+            accepted=sum(source in sources[node] for node in path),
+            added=sum(source in sources[node] and DEVICE not in sources[node] for node in evaluated),
+            gain=self.led(path, {DEVICE, source}) - self.led(path, {DEVICE}),
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class SourceOutcome:
-    """Counts what one source of nodes has brought in one step of a session."""
+    """Counts what one source of nodes has brought in one step of a session, whether others proposed the same or not."""
 
-    evaluated: int
-    """Nodes that it proposed, others too or not."""
-    accepted: int
-    added: int
-    """Evaluated nodes that neither the device nor a source before it proposed."""
-    gain: int
-    """Accepted nodes beyond those that the device and the sources before it lead to."""
-
-
-NO_NODES = SourceOutcome(0, 0, 0, 0)
+    evaluated: int = 0
+    accepted: int = 0
+    added: int = 0
+    """Evaluated nodes that the device did not propose."""
+    gain: int = 0
+    """Accepted nodes beyond those that the device alone leads to."""
 
 
 class PendingNodes:
     """Ranks the nodes of a session.
 
     ignored: number of the device's nodes that were found outside its window. most_together: the most nodes of all
-    sources in a step. outcomes: what each source brought in the last step. server_gain: mean number of accepted nodes
-    of a step to which the verifier's own sources would lead without the device; a step in which a device had nodes and
-    no source was asked tells nothing about it.
+    sources in a step. device: what the device's nodes brought in the last step. own: what each of the verifier's own
+    sources brought. server_gain: mean number of accepted nodes of a step to which the verifier's own sources would lead
+    without the device; a step in which a device had nodes and no source was asked tells nothing about it.
     """
 
     def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, *, most: int, trees: bool) -> None:
         """acceptance: of the device's nodes. most: nodes of a session that a step of the target evaluates. trees:
         whether these may be more than one path."""
         self.ignored = 0
-        self.outcomes: dict[str, SourceOutcome] = {}
+        self.device = SourceOutcome()
+        self.own: dict[str, SourceOutcome] = {}
         self.server_gain = MovingAverage(0.1)
         self.most_together = min(protocol.limits.nodes, most)
         self.trees = trees
@@ -167,33 +174,20 @@ class PendingNodes:
     def learn(self, batch: TreeBatch, verified: Verified) -> None:
         """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
         sources."""
-        path = [batch.ids[row - 1] for row in verified.rows]
-        self.outcomes = self._outcomes(batch.ids, path)
+        merged, led = self._merged, 0
+        if merged is None:
+            self.device, self.own = SourceOutcome(len(batch.ids), len(verified.rows)), {}
+        else:
+            path = [batch.ids[row - 1] for row in verified.rows]
+            self.device = merged.outcome(DEVICE, batch.ids, path)
+            self.own = {name: merged.outcome(name, batch.ids, path) for name in self._offered}
+            led = merged.led(path, self._offered.keys())
         if self._offered or not batch.ids:
-            led = self._merged.led(path, set(self._offered)) if self._merged is not None else 0
             self.server_gain.add(led)
         self._acceptance[DEVICE].learn(self._protocol.tree, verified.tokens)
         for name, tree in self._offered.items():
             self._acceptance[name].learn(tree, verified.tokens, tree.kinds)
         self.changed()
-
-    def _outcomes(self, evaluated: Sequence[int], accepted: Sequence[int]) -> dict[str, SourceOutcome]:
-        """Return what each source has brought. Nodes by id; those that are accepted form a path."""
-        if self._merged is None:
-            tried, right = len(evaluated), len(accepted)
-            return {DEVICE: SourceOutcome(tried, right, tried, right)} if tried else {}
-        outcomes, known, led, proposed = dict[str, SourceOutcome](), set[str](), 0, self._merged.sources
-        for name in (DEVICE, *self._offered):
-            added = sum(name in proposed[node] and not known & proposed[node] for node in evaluated)
-            known.add(name)
-            before, led = led, self._merged.led(accepted, known)
-            outcomes[name] = SourceOutcome(
-                evaluated=sum(name in proposed[node] for node in evaluated),
-                accepted=sum(name in proposed[node] for node in accepted),
-                added=added,
-                gain=led - before,
-            )
-        return outcomes
 
     def _within_window(self, ranked: Ranked, directive: Directive) -> Ranked:
         """Return the device's nodes that its directive allows, and count the others."""

@@ -8,10 +8,9 @@ tokens, which are counted, and never a session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from cloud_verifier.engine.sampling import top_logprobs
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import Verified
+from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -30,35 +30,11 @@ CHUNK_BYTES = 32 << 20
 """Size of the float32 logits that are processed together; up to three copies of them exist meanwhile."""
 
 Distributions = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
-"""(top_ids, top_log_probs, tail) as in RecordedTokens."""
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedTokens:
-    """The n tokens that one step committed in one session, and the target's distributions for them.
-
-    Distributions are the target's own, before penalties, temperature and filters. K is the vocabulary's size at most.
-    """
-
-    session_id: str
-    epoch: int
-    draft_release: str
-    """Release that the session's device drafts with."""
-    start: int
-    """Position of the first token."""
-    tokens: tuple[int, ...]
-    proposed_depths: bytes
-    """Per token the depth (1..255) of the device's node that proposed it, 0 if there was none."""
-    top_ids: NDArray[np.uint32]
-    """`[n, K]`, by falling probability."""
-    top_log_probs: NDArray[np.float32]
-    """`[n, K]`"""
-    tail: NDArray[np.float32]
-    """`[n]`: probability of all other ids."""
-
-
-_Noted = tuple[torch.Tensor, tuple[int, ...], Callable[..., RecordedTokens]]
-"""(logits `[R, V]` of the step's forward pass, the row of each token, distributions -> the record)"""
+"""Likeliest ids `[n, K]` of the target's own distributions, before penalties, temperature and filters, by falling
+probability; their log-probabilities `[n, K]`; the probability of all other ids `[n]`. K is the vocabulary's size at
+most."""
+_Noted = tuple[torch.Tensor, tuple[int, ...], pb.EngineEvent]
+"""(logits `[R, V]` of the step's forward pass, the row of each token, the event to complete)"""
 
 
 class Recording:
@@ -80,41 +56,60 @@ class Recording:
 
         logits: `[R, V]` of the whole step. first_row: the session's first row among them.
         """
-        protocol, tokens = session.protocol, verified.tokens
         try:
-            rows = tuple(first_row + row for row in (0, *verified.rows)[: len(tokens)])
-            depths = proposed_depths(protocol.tree, tokens)
-            epoch, release = protocol.epoch, session.draft_release
-            record = partial(RecordedTokens, session.session_id, epoch, release, protocol.position, tokens, depths)
-            self._noted.append((logits, rows, record))
+            rows = tuple(first_row + row for row in (0, *verified.rows)[: len(verified.tokens)])
+            self._noted.append((logits, rows, recorded_event(session, verified)))
         except Exception:
-            self._lose(len(tokens))
+            self.lose(len(verified.tokens))
 
-    def take(self) -> list[RecordedTokens]:
+    def take(self) -> list[pb.EngineEvent]:
         """Return, once, what was noted since the step began. Waits for the accelerator; never raises."""
         noted, self._noted = self._noted, []
         if not noted:
             return []
         try:
-            top_ids, top_log_probs, tail = _distributions(noted, self._top)
+            distributions = _distributions(noted, self._top)
+            end = 0
+            for _, rows, event in noted:
+                part = slice(end, end + len(rows))
+                end = part.stop
+                put_distributions(event, *(array[part] for array in distributions))
         except Exception:  # mostly for want of memory
-            self._lose(sum(len(rows) for _, rows, _ in noted))
+            self.lose(sum(len(rows) for _, rows, _ in noted))
             return []
-        taken, end = [], 0
-        for _, rows, record in noted:
-            part = slice(end, end + len(rows))
-            end = part.stop
-            taken.append(record(top_ids[part], top_log_probs[part], tail[part]))
-        return taken
+        return [event for _, _, event in noted]
 
-    def _lose(self, tokens: int) -> None:
+    def lose(self, tokens: int) -> None:
         """Count lost tokens; must be called in an exception handler. Only the first exception is logged."""
         if not self.lost:
             log.exception("%d tokens cannot be recorded, and maybe more from here on", tokens)
         self.lost += tokens
 
 
-def proposed_depths(tree: TokenTree, tokens: Sequence[int]) -> bytes:
+def recorded_event(session: EngineSession, verified: Verified) -> pb.EngineEvent:
+    """Return the event that carries a session's verified tokens, before they are committed; without distributions."""
+    protocol = session.protocol
+    recorded = pb.RecordedTokens(
+        start=protocol.position,
+        token=verified.tokens,
+        proposed_depths=_proposed_depths(protocol.tree, verified.tokens),
+        draft_release=session.draft_release,
+    )
+    return pb.EngineEvent(session_id=session.session_id, epoch=protocol.epoch, recorded=recorded)
+
+
+def put_distributions(
+    event: pb.EngineEvent, top_ids: NDArray[Any], top_log_probs: NDArray[Any], tail: NDArray[Any]
+) -> None:
+    """Complete an event of recorded tokens by their Distributions."""
+    recorded = event.recorded
+    recorded.top = top_ids.shape[1]
+    recorded.top_ids = top_ids.astype("<u4").tobytes()
+    recorded.top_log_probs = top_log_probs.astype("<f2").tobytes()
+    recorded.tail = tail.astype("<f2").tobytes()
+
+
+def _proposed_depths(tree: TokenTree, tokens: Sequence[int]) -> bytes:
     """Return per token the depth (1..255) of the node that carries it below the tree's root, 0 if none does."""
     depths = bytearray(len(tokens))
     node = ROOT

@@ -43,7 +43,8 @@ class Sampler:
         self.params = params
         self.constraint = constraint
         self.key = 0 if params.greedy else session_key(params.seed, prompt)
-        self.counts = TokenCounts([*prompt, *output] if params.penalised else ())
+        self._penalised, self._filtered = params.penalised, params.filtered
+        self.counts = TokenCounts([*prompt, *output] if self._penalised else ())
 
     def choose(
         self, row: torch.Tensor | Row, position: int, path: Sequence[int], children: Collection[int] = ()
@@ -64,7 +65,7 @@ class Sampler:
 
     def penalised(self, logits: Row, path: Sequence[int]) -> Row:
         """Return logits `[V]` after penalties and bias, if there are any."""
-        if not self.params.penalised:
+        if not self._penalised:
             return logits
         return penalise(logits.astype(np.float64), self.params, self.counts, path)
 
@@ -87,7 +88,7 @@ class Sampler:
             return self._token(logits, position)
         if forced := self.constraint.forced(path):
             return forced[0]
-        if not self.params.filtered:
+        if not self._filtered:
             token = self._token(logits, position)
             if self.confirms(token, position, path):
                 return token
@@ -99,7 +100,7 @@ class Sampler:
 
     def masks(self, position: int) -> bool:
         """Return whether filters see only what the constraint allows, so that all tokens tell nothing about one."""
-        return self.params.filtered and self.constraint is not None and self.constraint.binds(position)
+        return self._filtered and self.constraint is not None and self.constraint.binds(position)
 
     def confirms(self, token: int, position: int, path: Sequence[int], children: Collection[int] = ()) -> bool:
         """Return whether the target's own token among all tokens is surely what `choose` returns.
@@ -113,7 +114,7 @@ class Sampler:
             return False
         if self.constraint is None or not self.constraint.binds(position):
             return True
-        return not self.params.filtered and self.constraint.allows(token, position, path)
+        return not self._filtered and self.constraint.allows(token, position, path)
 
     def _token(self, logits: Row, position: int) -> int:
         if self.params.greedy:
@@ -122,7 +123,7 @@ class Sampler:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Count tokens that were committed."""
-        if self.params.penalised:
+        if self._penalised:
             self.counts.add(tokens)
         if self.constraint is not None:
             self.constraint.commit(tokens)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 
 from cloud_verifier.engine.device_sampling import SessionWalk
-from cloud_verifier.engine.nodes import DEVICE, NO_NODES, PendingNodes
+from cloud_verifier.engine.nodes import PendingNodes
 from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
@@ -346,10 +347,12 @@ class EngineSession:
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
-        depths = zip(batch.ids, batch.depths, strict=True)
-        levels = max((depth for node, depth in depths if self.nodes.of_device(node)), default=0)
+        of_device = map(self.nodes.of_device, batch.ids)
+        levels = (
+            max(compress(batch.depths, of_device), default=0) if self.nodes.merged else max(batch.depths, default=0)
+        )
         self.nodes.learn(batch, verified)
-        device, tokens = self.nodes.outcomes.get(DEVICE, NO_NODES), len(verified.tokens)
+        device, tokens = self.nodes.device, len(verified.tokens)
         commit = self.protocol.commit(batch, verified, evaluated=device.evaluated)
         if self.logprobs:
             pack_logprobs(commit, self.logprobs)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from cloud_verifier.engine.stats import EngineCounters, MovingAverage
+from cloud_verifier.engine.stats import MovingAverage, count_step
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.text import counted
+from outrider.wire.v1 import engine_pb2 as pb
 
 PARTS = ("between", "draft", "plan", "forward", "verify", "commit")
 """The parts of a step in order. between: since the last step's end, while there is work. draft: by the server draft."""
@@ -28,7 +29,7 @@ class StepProfiler:
     cost: what a forward pass costs; it learns from every step.
     """
 
-    def __init__(self, cost: StepCost, counters: EngineCounters) -> None:
+    def __init__(self, cost: StepCost, counters: pb.EngineCounters) -> None:
         self.cost = cost
         self._counters = counters
         self._parts_s = {part: MovingAverage() for part in PARTS}
@@ -87,7 +88,7 @@ class StepProfiler:
         parts = {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
         parts["between"] = max(0.0, parts["between"] - self._drafted_s)
         parts["draft"] += self._drafted_s
-        self._counters.count_step(parts, rows)
+        count_step(self._counters, parts, rows)
         self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
         if prefilled:
             return

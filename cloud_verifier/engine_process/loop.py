@@ -9,18 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Event, Failed
-from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine.stats import EngineCounters, EngineStats, SpeculationCounters
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import InternalError, ModelRefused, OutriderError
-from outrider.core.histogram import Histogram
 from outrider.core.text import short_id
 from outrider.telemetry.logs import about
 from outrider.wire.checks import limits_of
@@ -63,12 +59,9 @@ class EngineLoop:
                 self._end.send([self._stats()])
             self._record(self._engine.take_recorded())
 
-    def _record(self, recorded: list[RecordedTokens]) -> None:
-        """Send recorded tokens behind the commits, without waiting; a failure loses tokens, but no session."""
-        for tokens in recorded:
-            event = _recording_event(tokens)
-            if event is None or not self._end.offer(event):
-                self._unrecorded += len(tokens.tokens)
+    def _record(self, recorded: list[pb.EngineEvent]) -> None:
+        """Send recorded tokens behind the commits, without waiting: what the front does not keep up with is lost."""
+        self._unrecorded += sum(len(event.recorded.token) for event in recorded if not self._end.offer(event))
 
     def _poll_timeout_s(self) -> float:
         """Return the seconds to wait for requests, 0 while a step is due."""
@@ -150,17 +143,9 @@ class EngineLoop:
 
     def _stats(self) -> pb.EngineEvent:
         self._stats_due = time.monotonic() + STATS_INTERVAL_S
-        stats, counters = self._engine.stats(), self._engine.counters
-        return pb.EngineEvent(
-            stats=pb.EngineStats(
-                verifier=stats.verifier,
-                sessions=stats.sessions.values(),
-                kv_cached=stats.kv_cached,
-                kv_reserved=stats.kv_reserved,
-                unrecorded=self._unrecorded + stats.unrecorded,
-                counters=counters_to_proto(counters, stats),
-            )
-        )
+        stats = self._engine.stats()
+        stats.unrecorded += self._unrecorded
+        return pb.EngineEvent(stats=stats)
 
 
 def _event(event: Event) -> pb.EngineEvent:
@@ -174,46 +159,6 @@ def _event(event: Event) -> pb.EngineEvent:
 def _grammar_of(request: pb.EngineRequest) -> str:
     """Return the grammar of a start; "" if it has none."""
     return request.start.attach.sampling.grammar
-
-
-def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.EngineCounters:
-    return pb.EngineCounters(
-        **_fields(counters) | {"dead": stats.dead, "ignored": stats.ignored},
-        part_s=counters.part_s,
-        sources={name: pb.SourceCounts(evaluated=n, accepted=m) for name, (n, m) in counters.sources.items()},
-        lossy=pb.SpeculationCounts(**_fields(counters.lossy)),
-        sessions=stats.states,
-    )
-
-
-def _fields(counters: SpeculationCounters) -> dict[str, Any]:
-    """Return the numbers and histograms among the counters, which have the same names in protobuf."""
-    known = vars(counters).items()
-    numbers = {name: value for name, value in known if isinstance(value, int)}
-    histograms = {name: pb.Histogram(counts=h.counts, sum=h.sum) for name, h in known if isinstance(h, Histogram)}
-    return {**numbers, **histograms, "accepted_by_position": counters.accepted_by_position}
-
-
-def recorded_to_proto(recorded: RecordedTokens) -> pb.RecordedTokens:
-    return pb.RecordedTokens(
-        start=recorded.start,
-        token=recorded.tokens,
-        top=recorded.top_ids.shape[1],
-        top_ids=recorded.top_ids.astype("<u4").tobytes(),
-        top_log_probs=recorded.top_log_probs.astype("<f2").tobytes(),
-        tail=recorded.tail.astype("<f2").tobytes(),
-        proposed_depths=recorded.proposed_depths,
-        draft_release=recorded.draft_release,
-    )
-
-
-def _recording_event(tokens: RecordedTokens) -> pb.EngineEvent | None:
-    """Return the event that carries recorded tokens; None, with a log line, if it cannot be built."""
-    try:
-        return pb.EngineEvent(session_id=tokens.session_id, epoch=tokens.epoch, recorded=recorded_to_proto(tokens))
-    except Exception as error:
-        log.warning("%d tokens cannot be recorded: %s", len(tokens.tokens), type(error).__name__)
-        return None
 
 
 def send_progress(end: EngineEnd, text: str) -> None:

@@ -10,10 +10,10 @@ from session_messages import directive
 
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Failed
-from cloud_verifier.engine.recording import RecordedTokens
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
 from outrider.core.sampling import SamplingParams
+from outrider.wire.v1 import engine_pb2 as pb
 
 LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
 DIRECTIVE = directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=0)
@@ -42,7 +42,7 @@ class Served:
     truth: dict[str, list[int]] = field(default_factory=dict)
     commits: dict[str, list[Commit]] = field(default_factory=dict)
     failures: dict[str, Failed] = field(default_factory=dict)
-    recorded: list[RecordedTokens] = field(default_factory=list)
+    recorded: list[pb.EngineEvent] = field(default_factory=list)
     asleep: set[str] = field(default_factory=set)
     """Devices that send nothing, and so confirm nothing."""
 

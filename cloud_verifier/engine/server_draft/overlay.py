@@ -14,14 +14,15 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.interface import SessionRows, TargetExecutor
-from cloud_verifier.engine.nodes import NO_NODES, ProposedTree
+from cloud_verifier.engine.nodes import ProposedTree, SourceOutcome
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ServerSource
@@ -117,8 +118,6 @@ class _Source:
         self.drafting = {beside: Drafting() for beside in (False, True)}
         """By whether nodes of the session's device are there or expected: it may add little to them, and much where
         there are none."""
-        self.gains: dict[bool, list[float]] = {False: [], True: []}
-        """Tokens gained, less the price of its nodes, in each session of the last step that it proposed for."""
         self.observing_s = 0.0
         """Seconds in which it learned from the last step."""
 
@@ -135,16 +134,6 @@ class _Source:
         return TRIAL_SESSIONS if drafting.on_trial else sessions
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """Holds what the sources propose for the next step of a session."""
-
-    beside: bool
-    """Whether nodes of its device were there or expected."""
-    trees: Mapping[str, ProposedTree]
-    """By source; those without a node are of sources that found none."""
-
-
 class Overlay:
     """Adds nodes to every plan before its step, and learns from the verification after it. Not thread-safe."""
 
@@ -154,8 +143,11 @@ class Overlay:
         self._clock = clock
         self._last: list[tuple[SessionRows, Verified | None]] = []
         """Rows of the last step, and each session's path."""
-        self._drafts: dict[str, _Draft] = {}
-        """Session id -> what it was last asked for, until its next commit."""
+        self._drafts: dict[str, tuple[bool, Mapping[str, ProposedTree]]] = {}
+        """Session id -> whether nodes of its device were there or expected, and what each source that was asked has
+        proposed, a tree without nodes if it found none; until its next commit."""
+        self._gains: defaultdict[Drafting, list[float]] = defaultdict(list)
+        """Tokens gained, less the price of their nodes, in each session of the last step."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -212,7 +204,7 @@ class Overlay:
                 trees[session_id][name] = tree
         for session in undrafted:
             key = session.session_id
-            self._drafts[key] = _Draft(key in near, trees[key])
+            self._drafts[key] = (key in near, trees[key])
         return any_asked
 
     def extend(
@@ -220,8 +212,8 @@ class Overlay:
     ) -> StepPlan:
         """Return the plan with the nodes that were drafted, all nodes allocated anew by the policy."""
         ready, generating = _sessions(plan, live)
-        drafts = [(s, self._drafts.get(s.session_id)) for s in generating]
-        offers = [(s, draft.trees) for s, draft in drafts if draft is not None and any(draft.trees.values())]
+        drafts = [(s, self._drafts.get(s.session_id, (False, {}))[1]) for s in generating]
+        offers = [(session, trees) for session, trees in drafts if any(trees.values())]
         if not offers or not plan.node_rows:
             return plan
         for session, trees in offers:
@@ -237,15 +229,13 @@ class Overlay:
 
         verified: None while a prompt is read. price: tokens that the time of one more node would commit otherwise.
         """
-        draft = self._drafts.pop(rows.session.session_id, None)
-        if draft is not None and verified is not None:
-            outcomes = rows.session.nodes.outcomes
-            for one in self._sources:
-                name = one.source.name
-                # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
-                if name in draft.trees and (draft.trees[name] or not one.drafting[draft.beside].on_trial):
-                    outcome = outcomes.get(name, NO_NODES)
-                    one.gains[draft.beside].append(outcome.gain - price * outcome.added)
+        beside, trees = self._drafts.pop(rows.session.session_id, (False, {}))
+        for one in self._sources if verified is not None else ():
+            tree, drafting = trees.get(one.source.name), one.drafting[beside]
+            # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
+            if tree or (tree is not None and not drafting.on_trial):
+                outcome = rows.session.nodes.own.get(one.source.name, SourceOutcome())
+                self._gains[drafting].append(outcome.gain - price * outcome.added)
         self._last.append((rows, verified))
 
     def observe(self, executor: TargetExecutor) -> None:
@@ -281,7 +271,7 @@ class Overlay:
     def _is_undrafted(self, session: EngineSession, beside: bool) -> bool:
         """Return whether the sources are to be asked about a session. beside: whether it has nodes or expects some."""
         draft = self._drafts.get(session.session_id)
-        return draft is None or (draft.beside and not beside and not any(draft.trees.values()))
+        return draft is None or (draft[0] and not beside and not any(draft[1].values()))
 
     def _proposed(
         self, one: _Source, requests: Sequence[ProposalRequest], near: frozenset[str]
@@ -304,11 +294,9 @@ class Overlay:
         return trees
 
     def _learn_gains(self) -> None:
-        for one in self._sources:
-            for beside, gains in one.gains.items():
-                if gains:
-                    one.drafting[beside].observe_gain(gains)
-                    gains.clear()
+        for drafting, gains in self._gains.items():
+            drafting.observe_gain(gains)
+        self._gains.clear()
 
     def _failed(self, one: _Source) -> None:
         """Go on without a source, which has raised."""

@@ -81,24 +81,20 @@ class PackedBatch:
     @classmethod
     def pack(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> PackedBatch:
         """Concatenate the segments and copy the tensors to the device."""
-        wanted: list[Ints] = []
+        wanted: list[int] = []
         starts: list[int] = []
-        offset = count = 0
+        offset = 0
         for segment in segments:
-            if len(segment.scored):
-                wanted.append(offset + np.asarray(segment.scored, dtype=np.int64))
-                count += len(segment.scored)
-            starts.append(count)
+            wanted += (offset + row for row in segment.scored)
+            starts.append(len(wanted))
             if segment.wants_logits:
-                rows = np.arange(offset + segment.chain - 1, offset + segment.rows, dtype=np.int64)
-                wanted.append(rows)
-                count += len(rows)
+                wanted += range(offset + segment.chain - 1, offset + segment.rows)
             offset += segment.rows
         return cls(
             tuple(segments),
             _tensor([segment.tokens for segment in segments], device)[None],
             _tensor([segment.positions for segment in segments], device)[None],
-            _tensor(wanted, device),
+            _tensor([np.array(wanted, dtype=np.int64)], device),
             tuple(starts),
         )
 

@@ -12,7 +12,7 @@ import torch
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.device_sampling import DeviceSampler, SessionWalk, walk_together
 from cloud_verifier.engine.interface import KVUsage, SessionRows
-from cloud_verifier.engine.recording import RecordedTokens, Recording
+from cloud_verifier.engine.recording import Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
@@ -22,6 +22,7 @@ from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slot
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded, Unavailable
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.verification import Verified
+from outrider.wire.v1 import engine_pb2 as pb
 
 PREFIX = 128
 """Number of tokens before the rows of each session, where steps are measured."""
@@ -149,7 +150,7 @@ class TorchExecutor:
             slots.share()
         slots.release()
 
-    def take_recorded(self) -> list[RecordedTokens]:
+    def take_recorded(self) -> list[pb.EngineEvent]:
         return self._recording.take()
 
     def _verify(
@@ -171,9 +172,8 @@ class TorchExecutor:
                 results[session] = InternalError(str(error))
         walk_together(logits, [*walks.values()], self._device_sampler)
         for session, walk in walks.items():
-            if walk.error is not None:
-                error = walk.error
-                results[session] = error if isinstance(error, BadRequest) else InternalError(str(error))
+            if (failure := walk.error) is not None:
+                results[session] = failure if isinstance(failure, BadRequest) else InternalError(str(failure))
                 continue
             verified = results[session] = walk.verified
             session.keep_logprobs(verified, logits, walk.first)

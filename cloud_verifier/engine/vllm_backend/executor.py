@@ -21,7 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import KVUsage, SessionRows
-from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, proposed_depths
+from cloud_verifier.engine.recording import LEAST_LOG_PROB, put_distributions, recorded_event
 from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
@@ -32,6 +32,7 @@ from outrider.core.sampling import SamplingParams as CoreSampling
 from outrider.core.step_cost import StepCost
 from outrider.core.text import short_id
 from outrider.core.verification import TreeBatch, Verified
+from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class VllmExecutor:
         """Tokens of a longest sequence for each of its blocks; there is a block of each kind of layer."""
         self._requests: dict[EngineSession, Request] = {}
         self._numbers = itertools.count(1)
-        self._recorded: list[RecordedTokens] = []
+        self._recorded: list[pb.EngineEvent] = []
 
     @property
     def preemptions(self) -> int:
@@ -154,7 +155,7 @@ class VllmExecutor:
             self._core.abort_requests([request.request_id])
             self._look_for_room()
 
-    def take_recorded(self) -> list[RecordedTokens]:
+    def take_recorded(self) -> list[pb.EngineEvent]:
         recorded, self._recorded = self._recorded, []
         return recorded
 
@@ -266,22 +267,12 @@ class VllmExecutor:
 
     def _record(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
         """Keep a session's tokens, before they are committed, with the target's distributions."""
-        protocol, count, most = session.protocol, len(verified.tokens), self._record_top + 1
-        log_probs = np.maximum(logprobs.logprobs[:count, 1:most], LEAST_LOG_PROB).astype(np.float32)
-        tail = np.maximum(0.0, 1.0 - np.exp(log_probs).sum(axis=1)).astype(np.float32)
-        self._recorded.append(
-            RecordedTokens(
-                session_id=session.session_id,
-                epoch=protocol.epoch,
-                draft_release=session.draft_release,
-                start=protocol.position,
-                tokens=verified.tokens,
-                proposed_depths=proposed_depths(protocol.tree, verified.tokens),
-                top_ids=logprobs.logprob_token_ids[:count, 1:most].astype(np.uint32),
-                top_log_probs=log_probs,
-                tail=tail,
-            )
-        )
+        count, most = len(verified.tokens), self._record_top + 1
+        log_probs = np.maximum(logprobs.logprobs[:count, 1:most], LEAST_LOG_PROB)
+        tail = np.maximum(0.0, 1.0 - np.exp(log_probs).sum(axis=1))
+        event = recorded_event(session, verified)
+        put_distributions(event, logprobs.logprob_token_ids[:count, 1:most], log_probs, tail)
+        self._recorded.append(event)
 
 
 def _scores(logprobs: Any) -> tuple[TokenLogprobs, ...]:

@@ -24,6 +24,7 @@ _CLASS = [bisect_left(_DEPTHS, depth) for depth in range(_DEPTHS[-1] + 2)]
 """The class of each depth; greater depths are in the last one."""
 _PRIOR = (0.6, 0.15, 0.07, 0.03)
 """Probability of the first sibling, the second, and so on, before anything is observed."""
+_ORDERS = len(_PRIOR)
 EXPECTED: Sequence[Sequence[float]] = KINDS * (_PRIOR,)
 """The same by kind, whatever the kind."""
 SURER: Sequence[Sequence[float]] = tuple(
@@ -57,14 +58,18 @@ class NodeAcceptance:
         shared: bool = False,
         expected: Sequence[Sequence[float]] = EXPECTED,
     ) -> None:
-        self._prior = prior
-        self._expected = expected
+        self._levels: tuple[NodeAcceptance, ...] = (self, *(prior._levels if prior is not None else ()))
+        """This one and those that learn along."""
+        self._expected = [probability for kind in expected for probability in kind]
         self._estimates = _unknown()
-        """Estimates in use; None after an observation. What other sessions teach comes in with the next refresh."""
+        """Estimates in use, by cell: kind * orders + order; None for one to be computed again. What other sessions
+        teach comes in with the next refresh."""
         self._observed = 0
-        self._decay = 1.0 - 1.0 / (_SHARED_MEMORY if shared or prior is None else _MEMORY)
-        self._tried = [[0.0] * len(_PRIOR) for _ in range(KINDS)]
-        self._accepted = [[0.0] * len(_PRIOR) for _ in range(KINDS)]
+        self._slow = shared or prior is None
+        """Whether an observation changes so little that estimates stay until the next refresh."""
+        self._decay = 1.0 - 1.0 / (_SHARED_MEMORY if self._slow else _MEMORY)
+        self._tried = [0.0] * len(self._expected)
+        self._accepted = [0.0] * len(self._expected)
 
     def probability(self, depth: int, order: int) -> float:
         """Return the probability of one child. depth: 1 after the last committed token. order: 0 came first."""
@@ -72,15 +77,11 @@ class NodeAcceptance:
 
     def estimate(self, kind: int, order: int) -> float:
         """Return the probability of one child of this kind, 0 to KINDS - 1."""
-        column = min(order, len(_PRIOR) - 1)
-        estimate = self._estimates[kind][column]
-        if estimate is None:
-            estimate = self._estimates[kind][column] = self._estimate(kind, column)
-        return estimate
+        return self._estimate(kind * _ORDERS + min(order, _ORDERS - 1))
 
     def observe(self, depth: int, order: int, accepted: bool) -> None:
         """Learn whether a child of a committed token carried the target's token."""
-        self._observe(_CLASS[min(depth, len(_CLASS) - 1)], min(order, len(_PRIOR) - 1), accepted)
+        self._observe(_CLASS[min(depth, len(_CLASS) - 1)] * _ORDERS + min(order, _ORDERS - 1), accepted)
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], kinds: Mapping[int, int] | None = None) -> None:
         """Observe every child of the path that the target's next tokens take, before the tree advances.
@@ -90,29 +91,24 @@ class NodeAcceptance:
         parent = ROOT
         for depth, token in enumerate(tokens, start=1):
             children = tree.children(parent)
+            kind = _CLASS[min(depth, len(_CLASS) - 1)]
             # Later siblings share one estimate; if each of them counted, worthless ones would swamp the observations.
-            for order, (proposed, node) in enumerate(islice(children.items(), len(_PRIOR))):
-                kind = _CLASS[min(depth, len(_CLASS) - 1)] if kinds is None else kinds[node]
-                self._observe(kind, order, proposed == token)
+            for order, (proposed, node) in enumerate(islice(children.items(), _ORDERS)):
+                self._observe((kind if kinds is None else kinds[node]) * _ORDERS + order, proposed == token)
             if token not in children:
                 return
             parent = children[token]
 
     def estimates(self, tree: TokenTree, kinds: Mapping[int, int] | None = None) -> dict[int, float]:
         """Return by id the probability of every node that it is committed if its parent is. kinds: as in `learn`."""
-        table, found = self._estimates, {}
-        siblings: dict[int, int] = {}
-        first = tree.position - 1
-        deepest, last = len(_CLASS) - 1, len(_PRIOR) - 1
+        found, siblings = dict[int, float](), dict[int, int]()
+        first, deepest, last = tree.position - 1, len(_CLASS) - 1, _ORDERS - 1
         for node in tree:
             order = siblings.get(node.parent, 0)
             siblings[node.parent] = order + 1
-            row = _CLASS[min(node.position - first, deepest)] if kinds is None else kinds[node.id]
-            column = min(order, last)
-            estimate = table[row][column]
-            if estimate is None:
-                estimate = table[row][column] = self._estimate(row, column)
-            found[node.id] = estimate
+            kind = _CLASS[min(node.position - first, deepest)] if kinds is None else kinds[node.id]
+            cell = kind * _ORDERS + min(order, last)
+            found[node.id] = self._estimates[cell] or self._estimate(cell)
         return found
 
     def ranked(self, tree: TokenTree) -> list[tuple[float, int]]:
@@ -122,20 +118,24 @@ class NodeAcceptance:
         """
         return ranked_by(tree, self.estimates(tree))
 
-    def _observe(self, row: int, column: int, accepted: bool) -> None:
-        self._observed += 1
-        if self._observed % _REFRESH == 0:
-            self._estimates = _unknown()
-        self._estimates[row][column] = None
-        self._tried[row][column] = self._decay * self._tried[row][column] + 1.0
-        self._accepted[row][column] = self._decay * self._accepted[row][column] + accepted
-        if self._prior is not None:
-            self._prior._observe(row, column, accepted)
+    def _observe(self, cell: int, accepted: bool) -> None:
+        for level in self._levels:
+            level._observed += 1
+            if level._observed % _REFRESH == 0:
+                level._estimates = _unknown()
+            elif not level._slow:
+                level._estimates[cell] = None
+            level._tried[cell] = level._decay * level._tried[cell] + 1.0
+            level._accepted[cell] = level._decay * level._accepted[cell] + accepted
 
-    def _estimate(self, row: int, column: int) -> float:
-        prior = self._expected[row][column] if self._prior is None else self._prior._estimate(row, column)
-        tried, accepted = self._tried[row][column], self._accepted[row][column]
-        return min(MAX_PROBABILITY, (accepted + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT))
+    def _estimate(self, cell: int) -> float:
+        known = self._estimates[cell]
+        if known is None:
+            prior = self._levels[1]._estimate(cell) if len(self._levels) > 1 else self._expected[cell]
+            weight = self._tried[cell] + _PRIOR_WEIGHT
+            known = min(MAX_PROBABILITY, (self._accepted[cell] + _PRIOR_WEIGHT * prior) / weight)
+            self._estimates[cell] = known
+        return known
 
 
 def ranked_by(tree: TokenTree, estimates: Mapping[int, float]) -> list[tuple[float, int]]:
@@ -149,8 +149,8 @@ def ranked_by(tree: TokenTree, estimates: Mapping[int, float]) -> list[tuple[flo
     for node in tree:
         probabilities[node.id] = probabilities[node.parent] * estimates[node.id]
     del probabilities[ROOT]
-    return sorted(((probability, node) for node, probability in probabilities.items()), key=lambda pair: -pair[0])
+    return sorted(zip(probabilities.values(), probabilities, strict=True), key=lambda pair: -pair[0])
 
 
-def _unknown() -> list[list[float | None]]:
-    return [[None] * len(_PRIOR) for _ in range(KINDS)]
+def _unknown() -> list[float | None]:
+    return [None] * (KINDS * _ORDERS)

@@ -14,7 +14,6 @@ from outrider.core.protocol.messages import (
     Cancel,
     Commit,
     Finish,
-    PromptLogprobs,
     SessionLimits,
     TokenLogprobs,
     pack_logprobs,
@@ -117,17 +116,16 @@ class VerifierSession:
         """
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
             return
-        self._check(message)
-        self._acknowledge(message.base)
-        for node_id, (parent, token) in enumerate(
-            zip(parents_of(message), message.token, strict=True), message.first_id
-        ):
-            if node_id > self.seen:
-                self._ingest(node_id, parent, token, message.base)
-                self.seen = node_id
-                self.idle = False  # only for new nodes, so that a replay does not undo a later `idle`
+        base, nodes = message.base, enumerate(zip(parents_of(message), message.token, strict=True), message.first_id)
+        fresh = [(node_id, parent, token) for node_id, (parent, token) in nodes if node_id > self.seen]
+        self._check(message, fresh)
+        self._acknowledge(base)
+        for node_id, parent, token in fresh:
+            self._ingest(node_id, parent, token, base)
+            self.seen = node_id
+            self.idle = False  # only for new nodes, so that a replay does not undo a later `idle`
         # An idle device that has not yet received the latest Commit will answer that one.
-        if message.idle and message.base == self.position:
+        if message.idle and base == self.position:
             self.idle = True
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> list[Commit]:
@@ -195,57 +193,53 @@ class VerifierSession:
         self, start: int, tokens: Sequence[int], *, seen: int | None = None, evaluated: int = 0
     ) -> Commit:
         """Return a Commit of tokens from `start` on. seen: the credit that it returns, all of it if not given."""
-        return Commit(
-            epoch=self.epoch,
-            start=start,
-            token=tokens,
-            seen=self.seen if seen is None else seen,
-            finish=_FINISHES[self.finish],
-            evaluated=evaluated,
-            prompt=PromptLogprobs(start=self.scored) if self.scored else None,
-        )
+        seen = self.seen if seen is None else seen
+        finish = _FINISHES[self.finish]
+        commit = Commit(epoch=self.epoch, start=start, token=tokens, seen=seen, evaluated=evaluated, finish=finish)
+        if self.scored:
+            commit.prompt.start = self.scored
+        return commit
 
-    def _check(self, message: Append) -> None:
-        """Refuse everything that an honest device never sends, before anything changes (rule 10)."""
-        last = message.first_id + len(message.token) - 1
+    def _check(self, message: Append, fresh: Sequence[tuple[int, int, int]]) -> None:
+        """Refuse everything that an honest device never sends, before anything changes (rule 10).
+
+        fresh: id, parent and token of the nodes that are new.
+        """
         if message.first_id > self.seen + 1:
             limit = f"at most {self.seen + 1} (ids have no gaps)"
             raise ProtocolViolation.bound("first_id", message.first_id, limit)
         if message.base > self.position:
             raise ProtocolViolation.bound("base", message.base, f"at most {self.position}, the tokens committed")
-        if last <= self.seen:
-            return  # nothing new: a replay, whatever its base, or a report of the base alone
+        if not fresh:
+            return  # a replay, whatever its base, or a report of the base alone
         if message.base < self.base:
             raise ProtocolViolation.bound("base", message.base, f"at least {self.base} (it never goes back)")
-        in_flight = last - self._seen_at(message.base)
+        in_flight = fresh[-1][0] - self._seen_at(message.base)
         if in_flight > self.limits.in_flight:
             limit = f"must be at most {self.limits.in_flight}"
             raise ProtocolViolation(f"ids in flight are {in_flight}, {limit}", field="first_id")
-        self._check_nodes(message)
+        self._check_nodes(fresh, message.base)
 
-    def _check_nodes(self, message: Append) -> None:
-        """Check parents, siblings, depth and the number of nodes held as they would be after this message."""
+    def _check_nodes(self, nodes: Sequence[tuple[int, int, int]], base: int) -> None:
+        """Check parents, siblings, depth and the number of nodes held as they would be after these, which are new."""
         fresh: dict[int, int] = {}  # new id -> the position after it; the dead are left out
         taken: set[tuple[int, int]] = set()  # (parent, or -1 - position of a late node, token) of the new nodes
-        held = len(self.tree) + sum(after > message.base for after in self._aliases.values())
-        for node_id, (parent, token) in enumerate(
-            zip(parents_of(message), message.token, strict=True), message.first_id
-        ):
-            if node_id <= self.seen:
-                continue
-            position = fresh[parent] if parent in fresh else self._position_below(parent, message.base)
+        held = len(self.tree) + sum(after > base for after in self._aliases.values())
+        committed = self.position
+        for node_id, parent, token in nodes:
+            position = fresh[parent] if parent in fresh else self._position_below(parent, base)
             if position is None:
                 continue
-            if position - message.base + 1 > self.limits.depth:
-                depth, limit = position - message.base + 1, f"must be at most {self.limits.depth}"
+            if position - base + 1 > self.limits.depth:
+                depth, limit = position - base + 1, f"must be at most {self.limits.depth}"
                 raise ProtocolViolation(f"depth of node {node_id} is {depth}, {limit}", field="parent")
-            if position < self.position:
+            if position < committed:
                 if self.committed[position] != token:
                     continue  # late and wrong: dead
                 owner = -1 - position
                 duplicate = position + 1 in self._aliases.values()
             else:
-                owner = parent if parent in self.tree or fresh.get(parent, 0) > self.position else ROOT
+                owner = parent if parent in self.tree or fresh.get(parent, 0) > committed else ROOT
                 duplicate = owner not in fresh and token in self.tree.children(owner)
             if duplicate or (owner, token) in taken:
                 raise ProtocolViolation(

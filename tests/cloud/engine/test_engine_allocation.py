@@ -49,7 +49,7 @@ def test_a_draft_that_is_never_right_loses_its_rows_and_its_neighbour_keeps_them
     rig.run()
     assert rig.clients["good"].device.received == expected
     assert rig.clients["bad"].device.received == reference("llama").generate(bad, 80, ignore_eos=True)
-    stats = rig.engine.stats().sessions
+    stats = rig.engine.telemetry
     assert stats["bad"].evaluated < 40  # of over 400 that were offered
     assert stats["good"].accepted == stats["good"].evaluated > 50
     assert stats["good"].committed / stats["good"].steps > 3.0

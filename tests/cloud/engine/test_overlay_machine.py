@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cloud_verifier.engine.nodes import DEVICE, NO_NODES, PendingNodes, ProposedTree
+from cloud_verifier.engine.nodes import PendingNodes, ProposedTree
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
@@ -101,7 +101,7 @@ class OverlayMachine(RuleBasedStateMachine):
         assert self.evaluated.isdisjoint(own)  # no node of the device is evaluated twice
         self.evaluated |= set(own)
         self.nodes.learn(batch, verified)
-        evaluated = self.nodes.outcomes.get(DEVICE, NO_NODES).evaluated
+        evaluated = self.nodes.device.evaluated
         commit = self.verifier.commit(batch, verified, evaluated=evaluated)
         assert commit.evaluated == len(own) == evaluated
         self.down.append(commit)

@@ -13,8 +13,8 @@ from session_messages import append, directive
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.torch_backend.model import TargetModel
+from outrider.wire.v1 import engine_pb2 as pb
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -30,9 +30,9 @@ def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options
     rig.clients[session_id] = joining
 
 
-def run(rig: Rig) -> list[RecordedTokens]:
+def run(rig: Rig) -> list[pb.EngineEvent]:
     """Step until every session has finished."""
-    recorded_tokens: list[RecordedTokens] = []
+    recorded_tokens: list[pb.EngineEvent] = []
     for _ in range(2_000):
         if all(one.ended for one in rig.clients.values()):
             return recorded_tokens
@@ -41,12 +41,12 @@ def run(rig: Rig) -> list[RecordedTokens]:
     raise AssertionError("some sessions never end")
 
 
-def of(recorded_tokens: list[RecordedTokens], session_id: str) -> list[RecordedTokens]:
+def of(recorded_tokens: list[pb.EngineEvent], session_id: str) -> list[pb.EngineEvent]:
     return [one for one in recorded_tokens if one.session_id == session_id]
 
 
-def tokens_of(recorded_tokens: list[RecordedTokens]) -> list[int]:
-    return [token for one in recorded_tokens for token in one.tokens]
+def tokens_of(recorded_tokens: list[pb.EngineEvent]) -> list[int]:
+    return [token for one in recorded_tokens for token in one.recorded.token]
 
 
 @torch.inference_mode()
@@ -57,20 +57,25 @@ def log_softmax(plain: Reference, prompt: list[int], tokens: list[int]) -> np.nd
 
 
 def check(
-    recorded_tokens: list[RecordedTokens], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0
+    recorded_tokens: list[pb.EngineEvent], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0
 ) -> None:
     """Check every position from `first` on, once and in order, with the target's distribution."""
     assert tokens_of(recorded_tokens) == tokens[first:]
-    starts = [one.start for one in recorded_tokens]
-    assert starts == [first + sum(len(one.tokens) for one in recorded_tokens[:i]) for i in range(len(recorded_tokens))]
+    starts = [one.recorded.start for one in recorded_tokens]
+    assert starts == [
+        first + sum(len(one.recorded.token) for one in recorded_tokens[:i]) for i in range(len(recorded_tokens))
+    ]
     expected = log_softmax(plain, prompt, tokens)[first:]
-    ids = np.concatenate([one.top_ids for one in recorded_tokens])
-    log_probs = np.concatenate([one.top_log_probs for one in recorded_tokens])
+    ids, log_probs, tails = (
+        np.frombuffer(b"".join(getattr(one.recorded, name) for one in recorded_tokens), dtype)
+        for name, dtype in (("top_ids", "<u4"), ("top_log_probs", "<f2"), ("tail", "<f2"))
+    )
+    ids, log_probs = ids.reshape(-1, CONFIG.record_top), log_probs.reshape(-1, CONFIG.record_top).astype(np.float32)
     assert ids.shape == log_probs.shape == (len(expected), CONFIG.record_top)
-    np.testing.assert_allclose(log_probs, -np.sort(-expected, axis=1)[:, : CONFIG.record_top], atol=2e-4)
-    np.testing.assert_allclose(np.take_along_axis(expected, ids.astype(np.int64), axis=1), log_probs, atol=2e-4)
+    np.testing.assert_allclose(log_probs, -np.sort(-expected, axis=1)[:, : CONFIG.record_top], atol=5e-3)
+    np.testing.assert_allclose(np.take_along_axis(expected, ids.astype(np.int64), axis=1), log_probs, atol=5e-3)
     tail = 1.0 - np.exp(log_probs).sum(axis=1)
-    np.testing.assert_allclose(np.concatenate([one.tail for one in recorded_tokens]), tail, atol=1e-5)
+    np.testing.assert_allclose(tails, tail, atol=5e-3)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
@@ -90,10 +95,10 @@ def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Pl
     attach(rig, "drafts nothing", client(PROMPT, nothing, max_tokens=40, ignore_eos=True))
     recorded_tokens = run(rig)
     for one in of(recorded_tokens, "knows"):
-        n = len(one.tokens)
-        assert one.proposed_depths in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
-    assert max(depth for one in of(recorded_tokens, "knows") for depth in one.proposed_depths) > 1
-    assert not any(b"".join(one.proposed_depths for one in of(recorded_tokens, "drafts nothing")))
+        n = len(one.recorded.token)
+        assert one.recorded.proposed_depths in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
+    assert max(depth for one in of(recorded_tokens, "knows") for depth in one.recorded.proposed_depths) > 1
+    assert not any(b"".join(one.recorded.proposed_depths for one in of(recorded_tokens, "drafts nothing")))
 
 
 def test_another_draft_is_named_and_counted_from_there(target: Target, reference: Plain) -> None:
@@ -111,19 +116,24 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.append("s", nodes(wrong[0]))
     rig.engine.step()
     [first] = rig.engine.take_recorded()
-    stats = rig.engine.stats().sessions["s"]
-    assert (first.draft_release, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
+    stats = rig.engine.telemetry["s"]
+    assert (first.recorded.draft_release, stats.draft_release, stats.positions, stats.first_accepted) == (
+        "r1",
+        "r1",
+        1,
+        0,
+    )
 
     rig.engine.append("s", append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
     rig.engine.set_draft_release("s", "r2")
     rig.engine.step()
-    stats = rig.engine.stats().sessions["s"]
+    stats = rig.engine.telemetry["s"]
     assert (stats.draft_release, stats.positions, stats.first_accepted) == ("r2", 0, 0)
 
     rig.engine.append("s", append(1, 3, 2, (0, 3), (expected[2], wrong[3])))
     rig.engine.step()
     rig.engine.step()
-    stats = rig.engine.stats().sessions["s"]
+    stats = rig.engine.telemetry["s"]
     assert (stats.positions, stats.first_accepted) == (3, 1)
-    assert rig.engine.take_recorded()[0].draft_release == "r2"
+    assert rig.engine.take_recorded()[0].recorded.draft_release == "r2"
     rig.engine.set_draft_release("nobody", "r3")  # of one that has gone

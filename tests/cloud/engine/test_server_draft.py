@@ -74,7 +74,7 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target, refer
     commits = []
     for _ in range(60):
         commits += [event.commit for event in rig.turn() if isinstance(event, Committed)]
-    stats, counters = rig.engine.stats(), rig.engine.counters
+    counters = rig.engine.counters
     for i in range(4):
         expected = reference("llama").generate(prompt_of(9 + i), 41, ignore_eos=True)
         assert rig.clients[f"s{i}"].device.received == expected
@@ -84,7 +84,7 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target, refer
     assert counters.server_accepted == counters.server_evaluated / 2 > 4 * 25  # one sibling beside each
     assert (counters.evaluated, counters.accepted) == (0, 0)
     assert all(commit.evaluated == 0 for commit in commits)
-    for session in stats.sessions.values():
+    for session in rig.engine.telemetry.values():
         assert (session.evaluated, session.acceptance_history) == (0, b"")
         assert session.server_gain == pytest.approx(3.0, rel=0.5)
     assert chains.most == 4  # all sessions in one decode

@@ -20,7 +20,7 @@ STREAMING = directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
 
 
 def measured(rig: Rig, name: str = "s") -> SessionTelemetry:
-    return rig.engine.stats().sessions[name]
+    return rig.engine.telemetry[name]
 
 
 def committed(rig: Rig) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def test_a_good_draft_is_known_as_one_and_a_session_without_as_unknown(target: T
 
     rig.attach("t", client(prompt_of(12), nothing, max_tokens=10, ignore_eos=True))
     rig.run()
-    assert rig.engine.stats().sessions["t"].acceptance_history == b""
+    assert rig.engine.telemetry["t"].acceptance_history == b""
 
 
 def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: Rig) -> None:

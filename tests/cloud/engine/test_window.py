@@ -24,7 +24,7 @@ def started(target: Target, directive: Directive) -> Rig:
 
 
 def stats(rig: Rig) -> SessionTelemetry:
-    return rig.engine.stats().sessions["s"]
+    return rig.engine.telemetry["s"]
 
 
 def evaluated(events: list[Event]) -> int:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from passages import NOW, contents
 
-from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine_process.loop import recorded_to_proto
+from cloud_verifier.engine.recording import put_distributions
 from cloud_verifier.traffic import recorder as module
 from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
@@ -52,8 +51,10 @@ def recorded(start: int, tokens: list[int], session_id: str = "s", epoch: int = 
     n = len(tokens)
     ids = np.arange(n * 2, dtype=np.uint32).reshape(n, 2)
     distributions = ids, np.full((n, 2), -0.5, np.float32), np.full(n, 0.25, np.float32)
-    one = RecordedTokens(session_id, epoch, draft, start, tuple(tokens), bytes(range(n)), *distributions)
-    return pb.EngineEvent(session_id=session_id, epoch=epoch, recorded=recorded_to_proto(one))
+    one = pb.RecordedTokens(start=start, token=tokens, proposed_depths=bytes(range(n)), draft_release=draft)
+    event = pb.EngineEvent(session_id=session_id, epoch=epoch, recorded=one)
+    put_distributions(event, *distributions)
+    return event
 
 
 def until(condition: Callable[[], object]) -> None:
