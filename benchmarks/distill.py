@@ -40,8 +40,8 @@ import numpy as np
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, quantile, rounded, say
-from cloud_verifier.distill.data.texts import Text as Recorded
-from cloud_verifier.distill.gguf.eval_gguf import compare
+from cloud_verifier.distill.evaluation import compare
+from cloud_verifier.distill.texts import Text as Recorded
 from coordinator.cluster import Cluster
 from edge_agent.bench.users import GREEDY, SAMPLED, PromptInput, Run, Text, Users, differing, run_users
 from edge_agent.config import EdgeSettings
@@ -54,8 +54,8 @@ TENANT, OTHER = "reasoning", "chat"
 """Categories of our prompts: of the tenant's questions, and of another domain."""
 LOSSES = ("kl", "tv", "hybrid")
 SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
-RESULTS = {"dataset": "dataset.log", "training": "done.json", "export": "export.json", "gate": "gate.json"}
-"""The last file that each stage of the loop writes."""
+RESULTS = {"dataset": "plan.json", "training": "done.json", "export": "export.json", "gate": "gate.json"}
+"""The file that each stage of the loop writes at its end; the plan of the training is written as that begins."""
 FLUSH_S = 1.0
 SWAP_S = 300.0
 """Time after which a device that does not draft with the new draft never will. No figure depends on it."""
@@ -343,7 +343,7 @@ class Measured:
         )
         tokens = np.array([*asked, *text.tokens], np.int32)
         none = np.zeros((len(tokens), 0), np.float32)  # no distribution of the target is needed
-        return Recorded(domain, "", tokens, none.astype(np.int32), none, none, len(asked), text.prompt)
+        return Recorded(domain, tokens, none.astype(np.int32), none, none, len(asked), text.prompt)
 
 
 async def swaps(system: System, new: Path, setting: Setting, prompts: Sequence[Sequence[int]]) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from cloud_verifier.distill.config import INSTALL, DistillConfig, Embeddings, Quantization
-from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.run_folder import DATASET, RunFolder, StageFailed, all_runs
 from outrider.artifacts.hub import fetch_draft, fetch_target
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
@@ -23,13 +23,14 @@ from outrider.telemetry.logs import LogFormat, configure
 
 if TYPE_CHECKING:
     from cloud_verifier.distill.loop import DistillLoop
-    from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 
 PROGRAM = "outrider-distill"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
 """The gate or the canary refused the draft."""
+NICE = 10
+"""Niceness added to the loop, so that verifiers on the same machine come first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -195,46 +196,54 @@ async def _once(config: DistillConfig) -> int:
 
 
 def _loop(config: DistillConfig) -> contextlib.AbstractAsyncContextManager[DistillLoop]:
+    _be_quiet()
     with EndedByInterrupt():
-        from cloud_verifier.distill.factory import distill_loop
+        from cloud_verifier.distill.loop import distill_loop
     return distill_loop(config)
 
 
+def _be_quiet() -> None:
+    """Leave the machine's cores to others. Called before torch is imported."""
+    os.nice(NICE)
+    # A thread that spins waits long for one that lost its core to another process: beside other load on two cores a
+    # step of 1.2 s took 6 to 12 s with spinning, and 1.3 to 5 s without.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 async def _status(config: DistillConfig) -> int:
-    from cloud_verifier.distill.factory import publisher, release_client
-    from cloud_verifier.distill.loop import described
-    from cloud_verifier.distill.run_folder import all_runs
+    from cloud_verifier.distill.loop import described, release_client
+    from cloud_verifier.distill.publisher import state_of
 
     print(described(config))
     for run in all_runs(config.runs):
         if outcome := run.outcome:
-            print(f"  run {run.number}: {outcome.result} {run.release[:12]} ({run.job.cause}) {outcome.reason}")
-    releases: Sequence[ReleaseRecord]
-    if config.heads:
-        async with publisher(config) as heads:
-            releases = list((await heads.known()).values())
-    else:
+            print(f"  run {run.number}: {outcome.result} {run.release[:12]} {outcome.reason}".rstrip())
+    if not config.heads:
         async with release_client(config) as registry:
-            releases = await registry.list()
-    for known in releases:
-        print(f"  release {known.manifest.version} {known.digest[:12]}: {known.state} {known.reason}")
+            for release in await registry.list():
+                print(f"  release {release.version} {release.name[:12]}: {state_of(release)} {release.reason}")
     return 0
 
 
 async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.factory import publisher
+    from cloud_verifier.distill.loop import publishing, target_hashes
+    from cloud_verifier.distill.publisher import serve_heads, state_of
 
     if not options.file.is_file():
         raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")
     metrics = json.loads(options.verdict.read_bytes())["metrics"] if options.verdict else {}
-    async with publisher(config) as its_publisher:
-        known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
-    print(f"release {known.manifest.version}, {known.digest}: {known.state}")
+    hashes = await asyncio.to_thread(target_hashes, config.target)
+    async with publishing(config, hashes) as publisher:
+        if publisher is None:
+            print(f"heads {serve_heads(options.file, config.artifacts, hashes.weights_hash)} are served")
+            return 0
+        release = await publisher.publish(options.file, options.quantization, options.parent, metrics)
+    print(f"release {release.version}, {release.name}: {state_of(release)}")
     return 0
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.run_folder import DATASET, RunFolder
     from cloud_verifier.traffic.log import TrafficLog
 
     layers = layers_of(DistillConfig, options)  # the two settings alone: a verifier's machine has no others
@@ -249,36 +258,39 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "cloud_verifier.distill.stages", "training", str(options.folder)]
-    os.execv(sys.executable, command)
+    _be_quiet()
+    from cloud_verifier.distill.training.trainer import train
+    from outrider.processes import signals_held
+
+    with signals_held() as received:
+        return 0 if train(options.folder, lambda: bool(received)) else 128 + received[0]
 
 
 def _export(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.gguf.export import export
+    from cloud_verifier.distill.gguf_files import export
 
     print(export(options.model, options.tokenizer, options.out, options.quantization, embeddings=options.embeddings))
     return 0
 
 
 def _gate(options: argparse.Namespace) -> int:
+    from cloud_verifier.distill import evaluation, gate
     from cloud_verifier.distill.config import GateRule
-    from cloud_verifier.distill.data.texts import HELDOUT, load_texts
-    from cloud_verifier.distill.gguf import eval_gguf
-    from cloud_verifier.distill.publishing import gate
+    from cloud_verifier.distill.texts import HELDOUT, load_texts
 
     try:
         texts = load_texts(options.dataset / HELDOUT)
     except ValueError as error:
         raise BadRequest(f"--dataset {options.dataset}: {error}", field="dataset") from error
     fresh = options.fresh or {text.traffic_class for text in texts}
-    comparison = eval_gguf.compare(options.candidate, options.incumbent, texts, options.threads)
+    comparison = evaluation.compare(options.candidate, options.incumbent, texts, options.threads)
     verdict = gate.decide(comparison, fresh, GateRule())
     print(json.dumps(verdict.to_json(), indent=1))
     return 0 if verdict.passed else EXIT_REFUSED
 
 
 def _key(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.publishing.publisher import create_key
+    from cloud_verifier.distill.publisher import create_key
     from outrider.wire.ticket import Signer
 
     # Reads the one setting alone: no other needs to be set yet.

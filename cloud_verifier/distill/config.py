@@ -8,10 +8,9 @@ variable of its own, such as OUTRIDER_DISTILL_GATE_GAIN.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.telemetry.logs import LogFormat
@@ -19,8 +18,6 @@ from outrider.telemetry.logs import LogFormat
 INSTALL = "distillation needs: pip install 'outrider[distill]'"
 TRAIN_MINUTES = 30.0
 """Minutes of one training, unless `training_options` says otherwise."""
-STAGE_MINUTES = 30.0
-"""Minutes after which any other stage is ended. Training has as many beyond its own."""
 PUBLIC = "public"
 """The name of the public authorities, in the setting `tls`."""
 
@@ -28,31 +25,28 @@ Quantization = Literal["F32", "F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0"]
 Embeddings = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "F16"]
 
 
-@dataclass(frozen=True, config={"extra": "forbid"})
-class GateRule:
+class GateRule(BaseModel, frozen=True, extra="forbid"):
     """Sets what a candidate must show to be published."""
 
-    gain: Annotated[float, Field(ge=0)] = 0.02
+    gain: float = Field(default=0.02, ge=0)
     """Least gain in tokens per step on the fresh classes, as a share from 0 to 1."""
-    loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    loss: float = Field(default=0.05, gt=0, lt=1)
     """Largest loss in tokens per step on any class, as a share from 0 to 1."""
-    slower: Annotated[float, Field(gt=0)] = 1.25
+    slower: float = Field(default=1.25, gt=0)
     """Largest time in which the new draft decodes a token, as a multiple of the present draft's."""
-    confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
+    confidence: float = Field(default=0.95, ge=0.5, lt=1)
     """One-sided confidence of each bound, from 0.5 to 1."""
-    sessions: Annotated[int, Field(ge=1)] = 8
+    sessions: int = Field(default=8, ge=1)
     """Least number of held-out sessions of the fresh classes, and of a class that is judged by itself."""
     # With 500 positions the bound is so loose that an unchanged class is refused once in four times.
-    positions: Annotated[int, Field(ge=1)] = 2_000
+    positions: int = Field(default=2_000, ge=1)
     """Least number of held-out tokens of a class that is judged by itself."""
-    resamples: Annotated[int, Field(ge=1)] = 2_000
-    """Number of bootstrap samples behind each bound."""
 
 
 class DistillConfig(BaseSettings):
     """Holds the settings of distillation. The text below each field is in `--help` and docs/configuration.md.
 
-    What concerns a run's stages is written beside the run when it begins, so a change takes effect with the next run.
+    A run keeps the draft and the plan of its training with which it began; all else takes effect with the next stage.
     """
 
     model_config = SettingsConfigDict(
@@ -96,23 +90,13 @@ class DistillConfig(BaseSettings):
     """Fields of the dataset's plan (`DatasetPlan`), as JSON."""
     training_options: dict[str, Any] = Field(default_factory=dict)
     """Fields of the training plan (`TrainingPlan`), as JSON: minutes or steps, threads, loss, rates, batches."""
-    gate: dict[str, Any] = Field(default_factory=dict)
-    """Fields of what a draft must show to be published (`GateRule`), as JSON: gain, loss, slower, confidence, sessions,
-    positions."""
+    gate: GateRule = GateRule()
+    """What a draft must show to be published, as JSON: gain, loss, slower, confidence, sessions, positions."""
     metrics: str = ""
     """HOST:PORT, or a port of this machine's loopback, where `run` serves /metrics and /healthz over plain HTTP;
     nowhere if empty."""
     log_format: LogFormat = "text"
-    """text: lines for people. json: one object a line. A stage's own log, in its run's folder, is always text."""
-
-    @model_validator(mode="after")
-    def _valid_gate(self) -> DistillConfig:
-        try:
-            GateRule(**self.gate)
-        except ValidationError as error:
-            said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-            raise ValueError(f"gate: {said}") from error
-        return self
+    """text: lines for people. json: one object a line."""
 
     @property
     def heads(self) -> bool:
@@ -120,18 +104,9 @@ class DistillConfig(BaseSettings):
         return self.draft.suffix == ".safetensors" or self.draft.expanduser().resolve() == self.target.resolve()
 
     @property
-    def suffix(self) -> str:
-        """Return the suffix of the files that are published."""
-        return ".safetensors" if self.heads else ".gguf"
-
-    @property
-    def gate_rule(self) -> GateRule:
-        return GateRule(**self.gate)
-
-    @property
-    def training_s(self) -> float:
-        """Return the longest time of a training, with loading and saving."""
-        return 60 * (float(self.training_options.get("minutes", TRAIN_MINUTES)) + STAGE_MINUTES)
+    def threads(self) -> int:
+        """Return the CPU threads of each stage."""
+        return int(self.training_options.get("threads", 1))
 
     @property
     def state(self) -> Path:

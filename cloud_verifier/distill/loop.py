@@ -1,38 +1,30 @@
 """Run the distillation loop: watch -> dataset -> training -> export -> gate -> publish -> canary -> watch.
 
 What comes next follows from the files of the runs' folders (`run_folder`) and from the traffic log; each step is
-idempotent and writes its result last. If the loop, a stage, the coordinator or the coordinator's store is killed, the
-next step resumes what was not finished. A run that failed, or whose draft the gate or the canary refused, has used up
-its traffic: only newer traffic starts another run.
+idempotent and writes its result last. If the loop, the coordinator or the coordinator's store is killed, the next step
+resumes what was not finished. Whatever comes of a run, it has used up its traffic: only newer traffic starts another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from cloud_verifier.distill.config import STAGE_MINUTES, TRAIN_MINUTES, DistillConfig
-from cloud_verifier.distill.data.plan import DatasetCard
-from cloud_verifier.distill.data.traffic_counts import (
-    TrafficCounter,
-    alarms,
-    total_tokens,
-    training_due,
-    updated_usual,
-)
-from cloud_verifier.distill.errors import StageFailed
-from cloud_verifier.distill.publishing.heads import HeadsPublisher
-from cloud_verifier.distill.publishing.publisher import Publisher
-from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
+from pydantic import ValidationError
+
+from cloud_verifier.distill.config import PUBLIC, DistillConfig
+from cloud_verifier.distill.dataset import DatasetCard, DatasetPlan
+from cloud_verifier.distill.publisher import SERVED, Publisher, ReleaseClient, TargetHashes, serve_heads
 from cloud_verifier.distill.run_folder import (
-    DATASET,
+    DRAFT,
     EXPORT,
+    HEADS,
     MODEL,
     OUTCOME,
     RELEASE,
@@ -41,11 +33,20 @@ from cloud_verifier.distill.run_folder import (
     Result,
     RunFolder,
     Stage,
+    StageFailed,
     all_runs,
 )
+from cloud_verifier.distill.stages import STAGES, StageFunction, training_plan
+from cloud_verifier.traffic.log import TrafficLog
+from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore, file_digest
 from outrider.core.backoff import backoff_s
-from outrider.core.errors import BadRequest, ModelRefused, Unavailable
+from outrider.core.errors import BadRequest, Overloaded, Unavailable
+from outrider.core.vocabulary import token_table, vocabulary_hash
+from outrider.wire import local_tokens
+from outrider.wire.channels import ClientTls
+from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +59,7 @@ RETRY_S, RETRY_MAX_S = 30.0, 3_600.0
 ATTEMPTS = 5
 """Attempts of one stage, after which the run is given up, and its traffic with it."""
 KEEP_RUNS = 3
-"""Past runs whose models and logs are kept."""
-MORE_TRAFFIC = 1.5
-"""Multiple of the traffic of a run that came too early at which the next one begins."""
-_OWN_ERRORS = (BadRequest, ModelRefused, FileNotFoundError, ValueError)
-"""Errors that lie with the draft, the publisher or a damaged file, and will not pass by themselves."""
-
-StageRunner = Callable[[str, Path, float, int], Awaitable[None]]
-"""Runs a stage, given its name, the run's folder, a limit in seconds and the number of threads (`stages.run_stage`)."""
+"""Past runs whose models are kept."""
 
 
 class DistillLoop:
@@ -74,24 +68,22 @@ class DistillLoop:
     def __init__(
         self,
         config: DistillConfig,
-        stage_runner: StageRunner,
-        publisher: Publisher | HeadsPublisher,
-        counter: TrafficCounter,
+        target: TargetHashes,
+        publisher: Publisher | None,
+        traffic: TrafficLog,
+        *,
+        stages: Mapping[str, StageFunction] = STAGES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raises OSError if the configured draft cannot be read."""
+        """publisher: None for heads. Raises OSError if the configured draft cannot be read."""
         self._config = config
-        self._stage_runner = stage_runner
+        self._target = target
         self._publisher = publisher
-        self._counter = counter
+        self._traffic = traffic
+        self._stages = stages
         self._clock = clock
-        self._artifacts = ArtifactStore(config.artifacts, config.suffix)
-        self._first_draft = file_digest(config.draft) if config.draft.is_file() else ""
+        self._artifacts = ArtifactStore(config.artifacts, ".gguf")
         self._tidied = float("-inf")
-        self._alarms: set[str] = set()
-        """Classes whose acceptance has fallen, with too little traffic to learn from so far."""
-        self._wanted = 0
-        """Tokens below which no run begins: the last dataset had too little to measure on."""
         self.stage_s: defaultdict[str, float] = defaultdict(float)
         """Stage -> seconds that it has taken since this process started."""
         self.results: Counter[str] = Counter()
@@ -146,165 +138,116 @@ class DistillLoop:
         run = self.run
         if run is None:
             return 0.0 if await self._watch() else POLL_S
-        job, target = run.job, self._publisher.target
-        if (job.weights_hash, job.tokenizer_hash) != (target.weights_hash, target.tokenizer_hash):
-            served = f"served is {target.weights_hash}"
-            self._end(run, "failed", f"for target {job.weights_hash}, tokenizer {job.tokenizer_hash}; {served}")
+        job, served = run.job, self._target
+        if (job.weights_hash, job.tokenizer_hash) != (served.weights_hash, served.tokenizer_hash):
+            hashes = f"{job.weights_hash}, tokenizer {job.tokenizer_hash}"
+            self._end(run, "failed", f"for target {hashes}; served is {served.weights_hash}")
             return 0.0
-        self._drop_expired(run)
-        stage = run.stage
-        if stage == "canary":
-            return await self._await_canary(run)
-        if stage == "publish":
-            await self._publish(run)
-        elif stage is not None:
-            await self._run_stage(run, stage)
+        if run.stage in ("training", "export", "gate") and DatasetCard.read(run.dataset).expires_unix <= self._clock():
+            log.info("run %d: something in the dataset has expired; it is deleted, and built again", run.number)
+            run.delete_dataset()
+        match run.stage:
+            case "canary":
+                return await self._await_canary(run)
+            case "publish":
+                await self._publish(run)
+            case "dataset" | "training" | "export" | "gate" as stage:
+                await self._work(run, stage)
         run.worked()
         return 0.0
 
-    # --- before a run
-
     async def _watch(self) -> bool:
-        """Return whether there is something to do at once: a run has begun, or releases were published again."""
-        known = await self._publisher.known()
-        if restored := await self._publisher.restore(known):
-            log.info("published again: %s", ", ".join(digest[:12] for digest in restored))
-            return True
-        last = self.runs[-1].job if self.runs else None
-        usual, used_unix = (last.usual, last.newest_unix) if last else ({}, 0.0)
-        used_unix = min(used_unix, self._clock())  # a verifier's clock may have been ahead
-        incumbent = self._incumbent(known)
-        traffic, newest_unix = await asyncio.to_thread(self._counter.count, used_unix, incumbent)
-        if self._clock() - self._tidied >= TIDY_S:
-            self._tidied = self._clock()
-            await asyncio.to_thread(self._counter.log.tidy)
-        self._note_alarms(alarms(traffic, usual))
-        cause, tokens = training_due(traffic, usual, self._config.fresh_tokens), total_tokens(traffic)
-        if cause is None or tokens < self._wanted:
+        """Begin a run if there is enough fresh traffic; return whether that was so."""
+        now = self._clock()
+        if now - self._tidied >= TIDY_S:
+            self._tidied = now
+            await asyncio.to_thread(self._traffic.tidy)
+        since_unix = min(self.runs[-1].job.newest_unix, now) if self.runs else 0.0
+        tokens, newest_unix = await asyncio.to_thread(self._fresh_traffic, since_unix, now)
+        if tokens < self._config.fresh_tokens:
             return False
-        reason, fresh = cause
-        self._begin(
-            incumbent,
-            used_unix,
-            cause=reason,
-            fresh=fresh,
-            tokens=tokens,
-            newest_unix=newest_unix,
-            usual=updated_usual(traffic, usual),
-        )
-        return True
-
-    def _note_alarms(self, found: Mapping[str, str]) -> None:
-        """Log each class whose acceptance has fallen, once."""
-        for name in found.keys() - self._alarms:
-            log.info("%s: a run begins once there are enough tokens of it", found[name])
-        self._alarms = set(found)
-
-    def _incumbent(self, known: Mapping[str, ReleaseRecord]) -> str:
-        """Return the digest of the newest stable release whose file is here, or else of the configured draft."""
-        for one in sorted(known.values(), key=lambda one: -one.manifest.version):
-            if one.state == STABLE and self._artifacts.path(one.digest).is_file():
-                return one.digest
-        return self._first_draft
-
-    def _begin(self, parent: str, used_unix: float, *, fresh: tuple[str, ...], **seen: Any) -> None:
-        """Begin a run from the release `parent`. seen: what the run's job says of its traffic."""
-        config, target, runs = self._config, self._publisher.target, self.runs
-        released = self._artifacts.path(parent)
-        incumbent = released if parent and released.is_file() else config.draft
+        number = self.runs[-1].number + 1 if self.runs else 1
+        parent, incumbent = await self._incumbent()
         # The model that a release was quantized from is better to go on from, as long as its run's folder is kept.
-        models = [run.path / MODEL for run in runs if run.release == parent and (run.path / MODEL).is_dir()]
-        base = models[-1] if parent and models and not config.heads else incumbent
-        dataset_plan: dict[str, Any] = {
-            "weights_hash": target.weights_hash,
-            "fresh_since_unix": used_unix,
-            "named": fresh,
-            **config.dataset_options,
-            # For the stages that need it, those between, and one wait for a retry.
-            "lasts_s": config.training_s + 4 * 60 * STAGE_MINUTES + RETRY_S,
-        }
-        number = runs[-1].number + 1 if runs else 1
+        models = [run.path / MODEL for run in self.runs if run.release == parent and (run.path / MODEL).is_dir()]
         job = Job(
-            fresh=fresh,
-            **seen,
-            heads=config.heads,
-            traffic=config.traffic,
-            dataset=dataset_plan,
-            target=config.target.resolve(),
-            weights_hash=target.weights_hash,
-            tokenizer_hash=target.tokenizer_hash,
-            base=base.resolve(),
+            tokens=tokens,
+            since_unix=since_unix,
+            newest_unix=newest_unix,
+            weights_hash=self._target.weights_hash,
+            tokenizer_hash=self._target.tokenizer_hash,
+            base=(models[-1] if models and not self._config.heads else incumbent).resolve(),
             incumbent=incumbent.resolve(),
             parent=parent,
-            rule=config.gate_rule,
-            threads=int(config.training_options.get("threads", 1)),
         )
-        training_plan: dict[str, Any] = {
-            "base": str(job.base),
-            "tokenizer": str(job.target),
-            "dataset": str((config.runs / str(number) / DATASET).resolve()),
-            **({} if "steps" in config.training_options else {"minutes": TRAIN_MINUTES}),
-            **({"heads": {}} if config.heads else {}),
-            **config.training_options,
-        }
-        RunFolder.begin(config.runs, number, job, training_plan)
-        self._wanted = 0
-        log.info("run %d begins: %s; fresh classes %s", number, job.cause, ", ".join(map(repr, fresh)))
+        RunFolder.begin(self._config.runs, number, job)
+        log.info("run %d begins: %d fresh tokens", number, tokens)
+        return True
 
-    # --- the stages of a run
+    def _fresh_traffic(self, since_unix: float, now: float) -> tuple[int, float]:
+        """Return how many tokens were recorded after `since_unix`, and the time of the newest.
 
-    def _drop_expired(self, run: RunFolder) -> None:
-        """Delete a dataset of which something expires before the stage that needs it ends: it is built again."""
-        stage = run.stage
-        needed_s = {"training": self._config.training_s, "gate": 60 * STAGE_MINUTES}.get(stage or "", 0.0)
-        if stage != "dataset" and run.dataset.exists() and not run.dataset_lasts(self._clock() + needed_s):
-            log.info("run %d: the dataset would expire during stage %s, and is deleted", run.number, stage)
-            run.delete_dataset()
+        A verifier's clock may be ahead: what it recorded is counted when its time has come.
+        """
+        tokens, newest_unix = 0, since_unix
+        for passage in self._traffic.read(since_unix, now, whole=False):
+            if since_unix < passage.time_unix <= now and passage.weights_hash == self._target.weights_hash:
+                tokens, newest_unix = tokens + len(passage), max(newest_unix, passage.time_unix)
+        return tokens, newest_unix
 
-    async def _run_stage(self, run: RunFolder, stage: Stage) -> None:
-        """Run a stage. Raises StageFailed."""
+    async def _incumbent(self) -> tuple[str, Path]:
+        """Return digest and file of what a new draft must beat.
+
+        It is the newest stable release whose file is here, or else the configured draft. Of heads it is the file that
+        is served, the configured one, or the target's folder, without a digest, for the first ones.
+        """
+        if self._publisher is None:
+            served = self._config.artifacts.expanduser() / SERVED
+            file = served.resolve() if served.is_file() else self._config.draft
+        else:
+            for digest, release in (await self._publisher.known()).items():
+                if release.state == pb.RELEASE_STATE_STABLE and self._artifacts.path(digest).is_file():
+                    return digest, self._artifacts.path(digest)
+            file = self._config.draft
+        return (file_digest(file) if file.is_file() else ""), file
+
+    async def _work(self, run: RunFolder, stage: Stage) -> None:
+        """Do a stage in a thread. Raises StageFailed. If this is cancelled, the thread ends a training at once."""
         log.info("run %d: %s", run.number, stage)
-        begun = self._clock()
-        limit_s = self._config.training_s if stage == "training" else 60 * STAGE_MINUTES
+        begun, stop = self._clock(), threading.Event()
         try:
-            await self._stage_runner(stage, run.path, limit_s, run.job.threads)
+            await asyncio.to_thread(self._stages[stage], self._config, run, stop.is_set)
         finally:
+            stop.set()
             self.stage_s[stage] += self._clock() - begun
         if run.stage == stage:
-            raise StageFailed(f"{stage}: ended without its result; see {stage}.log")
+            raise StageFailed(f"{stage}: ended without its result")
         if stage == "dataset":
-            self._check_size(run)
-
-    def _check_size(self, run: RunFolder) -> None:
-        """Put a run off whose dataset has too few sessions for the gate: as if it had not begun, its traffic counts."""
-        job, card = run.job, DatasetCard.read(run.dataset)
-        sessions = sum(card.heldout_sessions.get(name, 0) for name in job.fresh)
-        if sessions < job.rule.sessions:
-            self._wanted = math.ceil(MORE_TRAFFIC * job.tokens)
-            run.delete()
-            log.info(
-                "run %d is put off until there are %d fresh tokens: %d held-out sessions of the fresh classes, the gate"
-                " needs %d",
-                *(run.number, self._wanted, sessions, job.rule.sessions),
-            )
+            card = DatasetCard.read(run.dataset)
+            sessions = sum(card.heldout_sessions.get(name, 0) for name in card.fresh)
+            if sessions < (needed := self._config.gate.sessions):
+                self._end(run, "refused", f"{sessions} held-out sessions of the fresh classes, {needed} are needed")
 
     async def _publish(self, run: RunFolder) -> None:
         run.delete_dataset()
         job, verdict = run.job, run.read(VERDICT)
         if not verdict["passed"]:
             self._end(run, "refused", "; ".join(verdict["reasons"]))
-            return
-        quantization = run.read(EXPORT)["quantization"]
-        file = run.path / job.artifact
-        release = await self._publisher.publish(file, quantization, job.parent, verdict["metrics"])
-        run.write(RELEASE, {"release": release.digest})
+        elif self._publisher is None:
+            digest = serve_heads(run.path / HEADS, self._config.artifacts, job.weights_hash)
+            run.write(RELEASE, {"release": digest})
+        else:
+            file, quantization = run.path / DRAFT, run.read(EXPORT)["quantization"]
+            await self._publisher.publish(file, quantization, job.parent, verdict["metrics"])
+            run.write(RELEASE, {"release": file_digest(file)})
 
     async def _await_canary(self, run: RunFolder) -> float:
         """Return the seconds to wait: 0.0 if the canary is decided, or if its release has to be published again."""
+        if self._publisher is None:  # verifiers serve heads from now on
+            self._end(run, "stable", "")
+            return 0.0
         known = await self._publisher.known()
         if run.release not in known:  # the coordinator's store has lost it
-            if run.release in await self._publisher.restore(known):
-                return POLL_S
             (run.path / RELEASE).unlink()
             return 0.0
         decision = canary_result(known, run.release)
@@ -316,10 +259,11 @@ class DistillLoop:
     def _end(self, run: RunFolder, result: Result, reason: str) -> None:
         """End a run. It has used up its traffic, whatever came of it."""
         run.delete_dataset()  # first: after a kill between the two, nobody would delete it
-        ended = [*(one for one in self.runs if one.outcome is not None), run]
-        stable = [one for one in ended if one.outcome is not None and one.outcome.result == "stable"]
-        kept = {one.number for one in [*ended[-KEEP_RUNS:], *([] if result == "stable" else stable[-1:])]}
-        for one in ended:
+        outcomes = {one.number: one.outcome.result for one in self.runs if one.outcome is not None}
+        outcomes[run.number] = result
+        stable = [number for number, how in outcomes.items() if how == "stable"]
+        kept = {*sorted(outcomes)[-KEEP_RUNS:], *stable[-1:]}
+        for one in self.runs:
             if one.number not in kept:
                 one.empty()
         run.write(OUTCOME, {"result": result, "reason": reason, "ended_unix": self._clock()})
@@ -329,7 +273,7 @@ class DistillLoop:
     def _failed(self, error: Exception) -> float:
         """Record a failure of the present stage, or of watching if there is no run; return the seconds to wait.
 
-        A run that fails again and again is given up; one that has passed the gate only for errors of its own.
+        A run that fails again and again is given up.
         """
         self.failures += 1
         run = self.run
@@ -337,8 +281,7 @@ class DistillLoop:
             log.error("watching failed: %s", error)
             return POLL_S
         run.failed(str(error))
-        passed = run.stage in ("publish", "canary")
-        if run.failures >= ATTEMPTS and (not passed or isinstance(error, _OWN_ERRORS)):
+        if run.failures >= ATTEMPTS:
             self._end(run, "failed", str(error))
             return 0.0
         wait_s = backoff_s(run.failures, RETRY_S, RETRY_MAX_S, jitter=0.0)
@@ -349,21 +292,95 @@ class DistillLoop:
 def described(config: DistillConfig) -> str:
     """Say what the loop is at."""
     runs = all_runs(config.runs)
-    under_way = next((f"run {run.number}: {run.job.cause} ({run.stage})" for run in runs[-1:] if run.stage), "")
-    return under_way or f"watching, {len(runs)} runs so far"
+    if runs and (stage := runs[-1].stage):
+        return f"run {runs[-1].number}: {runs[-1].job.tokens} fresh tokens ({stage})"
+    return f"watching, {len(runs)} runs so far"
 
 
-def canary_result(known: Mapping[str, ReleaseRecord], digest: str) -> tuple[Result, str] | None:
+def canary_result(known: Mapping[str, pb.Release], digest: str) -> tuple[Result, str] | None:
     """Return the result of a release's canary and the reason; None while the coordinator has not decided.
 
     digest: names the release, which is among `known`, the target's releases by digest. One that is superseded was
     stable: a canary that a newer one replaces is rolled back.
     """
     release = known[digest]
-    if release.state in DECIDED:
-        return ("rolled_back" if release.state == ROLLED_BACK else "stable"), release.reason
-    blocked = release.state == CANDIDATE and any(other.state == STABLE and other.pinned for other in known.values())
+    if release.state == pb.RELEASE_STATE_ROLLED_BACK:
+        return "rolled_back", release.reason
+    if release.state in (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED):
+        return "stable", release.reason
+    blocked = release.state == pb.RELEASE_STATE_CANDIDATE and any(
+        other.state == pb.RELEASE_STATE_STABLE and other.pinned for other in known.values()
+    )
     if blocked or release.pinned:
         pinned = "the stable release" if blocked else "it"
         return "waiting", f"{pinned} is pinned: an operator decides what becomes of release {digest[:12]}"
     return None
+
+
+@contextlib.asynccontextmanager
+async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
+    """Yield the loop, which has its state directory for itself. Raises core errors."""
+    if not (config.draft.is_file() or config.heads):
+        raise BadRequest(f"draft {config.draft} is not a file; give the GGUF that verifiers offer", field="draft")
+    _check_options(config)
+    with locked(config.state):
+        hashes = await asyncio.to_thread(target_hashes, config.target)
+        async with publishing(config, hashes) as publisher:
+            yield DistillLoop(config, hashes, publisher, TrafficLog(config.traffic))
+
+
+def _check_options(config: DistillConfig) -> None:
+    """Raise BadRequest for a field of the plans that is wrong, so that it is found before a run begins."""
+    try:
+        field = "dataset_options"
+        DatasetPlan(**config.dataset_options)
+        field = "training_options"
+        training_plan(config, config.draft, config.runs)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"{field}: {'.'.join(map(str, first['loc']))}: {first['msg']}", field=field) from error
+
+
+@contextlib.asynccontextmanager
+async def publishing(config: DistillConfig, target: TargetHashes) -> AsyncIterator[Publisher | None]:
+    """Yield a publisher of a target's drafts; None if heads are trained. Raises BadRequest."""
+    if config.heads:
+        yield None
+        return
+    signer, artifacts = Signer.load(config.key), ArtifactStore(config.artifacts, ".gguf")
+    async with release_client(config) as registry:
+        yield Publisher(registry, config.state / "releases", artifacts, signer, target)
+
+
+def release_client(config: DistillConfig) -> ReleaseClient:
+    """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
+    files = {part: Path(path).expanduser() for part, path in config.tls.items() if path != PUBLIC}
+    given = config.admin_token.get_secret_value()
+    return ReleaseClient(
+        config.coordinator,
+        admin_token=lambda: given or local_tokens.find(local_tokens.ADMIN, config.coordinator),
+        tls=ClientTls(files.get("ca"), files.get("cert"), files.get("key")) if config.tls else None,
+        insecure=config.insecure,
+    )
+
+
+def target_hashes(target: Path) -> TargetHashes:
+    """Return the hashes that verifiers announce which serve this directory. Raises BadRequest if it is no target."""
+    from cloud_verifier.engine.weights import hash_of
+
+    tokenizer = target / "tokenizer.json"
+    if not tokenizer.is_file() or not any(target.glob("*.safetensors")):
+        raise BadRequest(f"target {target} has no tokenizer.json or no *.safetensors", field="target")
+    digest = vocabulary_hash(token_table(tokenizer.read_bytes()))
+    return TargetHashes(f"sha256:{hash_of(target)}", f"sha256:{digest.hex()}")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a state directory until the body or the process ends, however that happens. Raises Overloaded."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = atomic_files.lock(folder / "lock")
+    if lock is None:
+        raise Overloaded(f"another outrider-distill works in {folder}; wait for it, or end it")
+    with lock:
+        yield

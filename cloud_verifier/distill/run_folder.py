@@ -1,8 +1,8 @@
 """Define a run's folder, `runs/<number>`: its files say which stages are done, so that there is no other state.
 
 job.json            the run has begun; what its stages need
-plan.json           the trainer's plan
 dataset/card.json   the dataset is built; deleted after the gate
+plan.json           the trainer's plan
 done.json           training has ended, its result is in model/
 export.json         the result is exported, as draft.gguf, or heads.safetensors if heads are trained
 gate.json           the verdict of the gate
@@ -21,12 +21,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from cloud_verifier.distill.config import GateRule
-from cloud_verifier.distill.data.plan import CARD, DatasetCard
 from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest
 
-JOB, PLAN = "job.json", "plan.json"
+JOB, PLAN, CARD = "job.json", "plan.json", "card.json"
 HEADS = "heads.safetensors"
 """The file of trained heads, in the run's folder and in that of the trained model."""
 DATASET, MODEL, DRAFT, FAILURES = "dataset", "model", "draft.gguf", "failures"
@@ -37,24 +35,19 @@ Result = Literal["stable", "rolled_back", "refused", "failed", "waiting"]
 """waiting: published, but held by an operator's pin; it may become stable later."""
 
 
+class StageFailed(Exception):
+    """A stage ended without its result; the message says why."""
+
+
 class Job(BaseModel, frozen=True, extra="forbid"):
     """Describes a run. It does not change while the run lasts."""
 
-    cause: str
-    fresh: tuple[str, ...]
-    """Traffic classes to train for."""
     tokens: int
     """Recorded tokens since the last run, when this one began."""
+    since_unix: float
+    """Seconds; traffic from this time on is fresh."""
     newest_unix: float
     """Seconds; time of the newest traffic that the run uses up."""
-    usual: dict[str, float]
-    """Usual acceptance by class, with which that of later traffic is compared."""
-    heads: bool
-    """Whether heads are trained, and no draft."""
-    traffic: str
-    dataset: dict[str, Any]
-    """Fields of `DatasetPlan`."""
-    target: Path
     weights_hash: str
     """Hash of the target's weights. A run ends if another target is served meanwhile."""
     tokenizer_hash: str
@@ -66,21 +59,6 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     """File that the result must beat; the target's folder if no heads are served yet."""
     parent: str
     """Hex digest of the incumbent; empty if it is no file."""
-    rule: GateRule
-    threads: int = 1
-
-    @property
-    def artifact(self) -> str:
-        """Return the name of the run's file that is judged and published."""
-        return HEADS if self.heads else DRAFT
-
-    @classmethod
-    def read(cls, run: Path) -> Job:
-        """Read the job in a run's folder. Raises BadRequest if it is damaged."""
-        try:
-            return cls.model_validate_json((run / JOB).read_bytes())
-        except (OSError, ValueError) as error:
-            raise BadRequest(f"{run / JOB} cannot be read ({error}); move the run's folder away") from error
 
 
 class Outcome(BaseModel, frozen=True):
@@ -103,19 +81,21 @@ class RunFolder:
         return int(self.path.name)
 
     @classmethod
-    def begin(cls, runs: Path, number: int, job: Job, training_plan: Mapping[str, Any]) -> RunFolder:
-        """Write the job and the plan into a new folder, in place of one that a killed process has begun."""
+    def begin(cls, runs: Path, number: int, job: Job) -> RunFolder:
+        """Write the job into a new folder, in place of one that a killed process has begun."""
         run = cls(runs / str(number))
         shutil.rmtree(run.path, ignore_errors=True)
         run.path.mkdir(mode=0o700, parents=True)
-        run.write(PLAN, training_plan)
-        atomic_files.write(run.path / JOB, job.model_dump_json(indent=1).encode())  # last: it begins the run
+        atomic_files.write(run.path / JOB, job.model_dump_json(indent=1).encode())
         return run
 
     @property
     def job(self) -> Job:
         """Read the job. Raises BadRequest if it is damaged."""
-        return Job.read(self.path)
+        try:
+            return Job.model_validate_json((self.path / JOB).read_bytes())
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{self.path / JOB} cannot be read ({error}); move the run's folder away") from error
 
     @property
     def stage(self) -> Stage | None:
@@ -167,22 +147,10 @@ class RunFolder:
         """Write a JSON file, whole or not at all. Raises OSError."""
         atomic_files.write(self.path / name, json.dumps(content, indent=1).encode())
 
-    def dataset_lasts(self, until_unix: float) -> bool:
-        """Return whether none of the dataset expires before a time in seconds; False if there is no dataset."""
-        try:
-            return DatasetCard.read(self.dataset).expires_unix > until_unix
-        except (OSError, ValueError):
-            return False
-
     def delete_dataset(self) -> None:
         """Delete the dataset, to which tenants' retention applies as to the traffic log."""
         (self.dataset / CARD).unlink(missing_ok=True)  # first: what a kill leaves is no dataset
         shutil.rmtree(self.dataset, ignore_errors=True)
-
-    def delete(self) -> None:
-        """Delete the run, as if it had not begun."""
-        (self.path / JOB).unlink()  # first: what a kill leaves is no run
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def empty(self) -> None:
         """Delete all but the JSON files, which tell the run's story."""

@@ -23,20 +23,23 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from cloud_verifier.distill.data.dataset import build
-from cloud_verifier.distill.data.plan import DatasetPlan
-from cloud_verifier.distill.data.texts import TRAIN, Text, load_texts
+from cloud_verifier.distill.dataset import DatasetPlan, build
 from cloud_verifier.distill.run_folder import DATASET
+from cloud_verifier.distill.texts import TRAIN, Text, load_texts
 from cloud_verifier.distill.training.plan import TrainingPlan
+from cloud_verifier.engine.weights import hash_of
 from cloud_verifier.traffic.log import TrafficLog
 
 WIDTH, LAYERS = 288, (0, 1, 28, 29)
-DATA = DatasetPlan(
-    tokens=5_000_000, heldout_tokens=50_000, heldout_share=0.03, validation_share=0.03, top=16, tenant_share=1.0
-)
+DATA: dict[str, Any] = {
+    "tokens": 5_000_000,
+    "heldout_tokens": 50_000,
+    "heldout_share": 0.03,
+    "validation_share": 0.03,
+    "top": 16,
+}
 TRAINING: dict[str, Any] = {
     "learning_rate": 1e-3,
-    "adam_epsilon": 1e-8,
     "token_rate_share": 0.5,
     "weight_decay": 0.01,
     "base_share": 0.0,
@@ -108,7 +111,8 @@ def main() -> None:
     if options.quantized:
         TrainingPlan(base=options.quantized, **folders, minutes=options.minutes, **FINE_TUNING).write(run / "finetuned")
         return
-    card = build(TrafficLog(options.traffic), run / DATASET, DATA, time.time())
+    plan = DatasetPlan(weights_hash=f"sha256:{hash_of(options.target)}", **DATA)
+    card = build(TrafficLog(options.traffic), run / DATASET, plan, time.time())
     print(f"{card.train_tokens} tokens to learn from, held out {card.heldout}")
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32)
     draft = sliced(target, load_texts(run / DATASET / TRAIN), WIDTH, LAYERS)

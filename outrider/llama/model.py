@@ -141,22 +141,6 @@ class LlamaModel:
             table.append(buffer.raw[:length])
         return table
 
-    def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a user's text, without BOS; control tokens spelt out in it are plain text."""
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise BadRequest(
-                f"text cannot be encoded as UTF-8 ({error}); remove lone surrogates", field="text"
-            ) from None
-        lib, vocab = library(), self._vocab
-        size = len(data) + 8  # a token covers at least one byte; SentencePiece may add a space
-        tokens = (lib.llama_token * size)()
-        count = lib.llama_tokenize(vocab, data, len(data), tokens, size, False, False)
-        if count < 0:
-            raise InternalError(f"llama.cpp wants {-count} tokens for {len(data)} bytes of text")
-        return list(tokens[:count])
-
     # --- lifetime
 
     def acquire(self) -> Any:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, Text, save_texts
-from cloud_verifier.distill.gguf.export import export
+from cloud_verifier.distill.gguf_files import export
 from cloud_verifier.distill.run_folder import HEADS, MODEL
+from cloud_verifier.distill.texts import TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.training import trainer
 from cloud_verifier.distill.training.plan import TrainingPlan
 
@@ -83,7 +83,7 @@ def texts() -> list[Text]:
             ids, values = (torch.cat((one[:1], one[:-1])) for one in (top.indices, top.values))  # of each token itself
             tail = (1 - values.exp().sum(1)).clamp(0)
             arrays = (row.int().numpy(), ids.int().numpy(), values.numpy(), tail.numpy())
-            found.append(Text("", "", *arrays, first=PROMPT))
+            found.append(Text("", *arrays, first=PROMPT))
     return found
 
 

@@ -19,7 +19,7 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scrip
 LAST_IMPORTS = {
     "outrider": "coordinator.cli.output",
     "outrider-coordinator": "coordinator.api.server",
-    "outrider-distill": "cloud_verifier.distill.factory",
+    "outrider-distill": "cloud_verifier.distill.loop",
     "outrider-edge": "edge_agent.sdk.client",
     "outrider-verifier": "cloud_verifier.verifier",
 }

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.distill.data.texts import Text
+from cloud_verifier.distill.texts import Text
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.run_folder import StageFailed
 from outrider.artifacts import atomic_files
 
 STATE, BEST = "state.safetensors", "best.safetensors"
@@ -59,14 +59,6 @@ def write(path: Path, tensors: dict[str, Tensor], progress: TrainingProgress) ->
         save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})
 
 
-def read_progress(path: Path) -> TrainingProgress | None:
-    """Return the progress that a checkpoint was written with; None if there is no file."""
-    if not path.exists():
-        return None
-    with safe_open(path, framework="pt") as file:
-        return TrainingProgress(**json.loads(file.metadata()["progress"]))
-
-
 def restore(
     path: Path, plan: str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> TrainingProgress | None:
@@ -74,13 +66,13 @@ def restore(
 
     plan: digest of the plan. Returns None if there is no file. Raises StageFailed if it is of another plan.
     """
-    progress = read_progress(path)
-    if progress is None:
+    if not path.exists():
         return None
-    if progress.plan != plan:
-        raise StageFailed(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
     parameters = trainable(module)
     with safe_open(path, framework="pt") as file, torch.no_grad():
+        progress = TrainingProgress(**json.loads(file.metadata()["progress"]))
+        if progress.plan != plan:
+            raise StageFailed(f"{path} belongs to another plan ({progress.plan}, not {plan}): use a new folder")
         for full_name in file.keys():  # noqa: SIM118 (it is no dict)
             part, _, rest = full_name.partition(".")
             if part == "model":

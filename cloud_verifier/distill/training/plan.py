@@ -27,7 +27,7 @@ class TrainingPlan(BaseModel):
     """Further fields of the heads (`HeadsShape`: kind, depth, width, window) to train on the target in `tokenizer`,
     instead of a draft; `base` is then a file of heads, or the target's folder for new ones."""
     dataset: Path
-    """A folder that `cloud_verifier.distill.data.dataset.build` wrote."""
+    """A folder that `cloud_verifier.distill.dataset.build` wrote."""
     lora_rank: int = Field(default=0, ge=0, le=1024)
     """Rank of the LoRA adapters on the layers' matrices (arXiv 2106.09685); 0 trains all weights instead."""
 
@@ -44,8 +44,6 @@ class TrainingPlan(BaseModel):
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate. The default suits a draft of some ten million weights; one of hundreds of millions needs
     less."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
-    """AdamW's epsilon: gradients far below it change nothing."""
     token_rate_share: float = Field(default=0.0, ge=0, le=1)
     """Share of `learning_rate` for the embeddings and the output layer. With 0 they are not trained: most of a small
     draft's weights, they know the rare tokens of all other traffic, and what was quantized once stays exact."""
@@ -57,8 +55,6 @@ class TrainingPlan(BaseModel):
     """Weight of the base in the mean of base and trained weights that is the result (arXiv 2109.01903). It undoes much
     of the forgetting at little cost to what was learnt. LoRA does not use it."""
     weight_decay: float = Field(default=0.0, ge=0)
-    gradient_norm: float = Field(default=1.0, gt=0)
-    """Norm to which gradients are clipped."""
     batch_tokens: int = Field(default=2048, ge=1)
     """Labelled tokens of one step."""
     micro_tokens: int = Field(default=4096, ge=1)
@@ -69,8 +65,6 @@ class TrainingPlan(BaseModel):
     depend on the machine."""
     measure_tokens: int = Field(default=8_192, ge=1)
     """Validation tokens of each traffic class that an evaluation reads."""
-    save_seconds: float = Field(default=60.0, ge=0)
-    """Seconds between checkpoints: the most training that a kill can lose."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "auto"

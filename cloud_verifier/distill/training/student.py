@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from cloud_verifier.distill.gguf.reader import read_gguf
+from cloud_verifier.distill.gguf_files import read_gguf
 from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.heads_student import HeadsStudent, load_heads_student
 from cloud_verifier.distill.training.losses import OutputColumns
@@ -42,7 +42,7 @@ class Student(nn.Module):
 def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
     """Load the plan's base, with LoRA adapters that change nothing yet if the plan asks for them (arXiv 2106.09685).
 
-    Adapters are the same for the same plan, and all other weights are frozen then. Raises GgufError, OSError and
+    Adapters are the same for the same plan, and all other weights are frozen then. Raises StageFailed, OSError and
     ValueError.
     """
     if plan.heads is not None:
@@ -62,7 +62,7 @@ def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
 
 
 def load_base(base: Path) -> PreTrainedModel:
-    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises GgufError, OSError, ValueError."""
+    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises StageFailed, OSError, ValueError."""
     model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model.set_attn_implementation("sdpa")  # causal where no mask is given
     return cast(PreTrainedModel, model)

@@ -3,7 +3,7 @@
 The run writes `checkpoint/` there, and at its end `model/` (a Hugging Face folder with the mean of the best weights and
 the base's; `heads.safetensors` if heads were trained) and `done.json`. Its validation overlap is that of the best
 weights alone: the sum over tokens of min(p, q), with the target's p and the draft's q, as a mean over positions and
-then over classes. After a kill `train` goes on from the last checkpoint; SIGTERM and SIGINT save one first.
+then over classes. After a kill `train` goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import shutil
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
-from cloud_verifier.distill.data.texts import TRAIN, VALIDATION, Text, load_texts
-from cloud_verifier.distill.errors import StageFailed
-from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL
+from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL, StageFailed
+from cloud_verifier.distill.texts import TRAIN, VALIDATION, Text, load_texts
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
@@ -35,35 +34,41 @@ from cloud_verifier.distill.training.plan import LossKind, Precision, TrainingPl
 from cloud_verifier.distill.training.student import Student, load_student
 from cloud_verifier.engine.server_draft.head_models import save_heads
 from outrider.artifacts import atomic_files
-from outrider.processes import signals_held
 
 log = logging.getLogger(__name__)
 
 _TOKEN_LAYERS = ("model.model.embed_tokens.", "model.lm_head.")
 LOG_SECONDS = 10.0
 """Seconds between lines of the log."""
+SAVE_S = 60.0
+"""Seconds between checkpoints: the most training that a kill can lose."""
+GRADIENT_NORM = 1.0
+"""Norm to which gradients are clipped."""
 _WITH_BFLOAT16 = ("AVX512", "SVE")
 """Beginnings of torch's names of instruction sets with which bfloat16 is not emulated. With AVX2 alone a product of 512
 rows took five times as long in bfloat16 as in float32 (two cores of an AMD EPYC)."""
 
 
-def train(folder: Path) -> int:
-    """Run the plan in `folder` until its end, and return 0, or until a signal: 143 for SIGTERM, 130 for SIGINT.
+def train(folder: Path, stop: Callable[[], bool] = lambda: False) -> bool:
+    """Run the plan in `folder` until its end or until `stop()`; return whether the end was reached.
 
     Raises StageFailed, OSError and ValueError.
     """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     plan = TrainingPlan.read(folder)
     torch.set_num_threads(plan.threads)
     if (folder / DONE).exists():
         log.info("%s is already there", folder / DONE)
-        return 0
-    with signals_held() as received:
-        trainer = DraftTrainer(folder, plan, load_student(plan))
-        if not trainer.run(stop=lambda: bool(received)):
-            log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
-            return 128 + (received[0] if received else signal.SIGTERM)
-        _finish(folder, plan, trainer.progress)
-    return 0
+        return True
+    trainer = DraftTrainer(folder, plan, load_student(plan))
+    if not trainer.run(stop):
+        log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
+        return False
+    _finish(folder, plan, trainer.progress)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # a verifier may share the GPU
+    return True
 
 
 def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> None:
@@ -75,11 +80,12 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
         with torch.no_grad():
             for name, parameter in checkpoint.trainable(student).items():
                 parameter.lerp_(base[name], plan.base_share)
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    (folder / MODEL).mkdir()
     if isinstance(student, HeadsStudent):
-        _empty(folder / MODEL).mkdir()
         save_heads(folder / MODEL / HEADS, student.heads, student.target)
     else:
-        student.merged().save_pretrained(_empty(folder / MODEL))
+        student.merged().save_pretrained(folder / MODEL)
         AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
     done = {
         "step": progress.step,
@@ -90,12 +96,6 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
     }
     atomic_files.write(folder / DONE, json.dumps(done, indent=1).encode() + b"\n")
     log.info("done: validation overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
-
-
-def _empty(folder: Path) -> Path:
-    if folder.exists():
-        shutil.rmtree(folder)
-    return folder
 
 
 class DraftTrainer:
@@ -129,7 +129,7 @@ class DraftTrainer:
             now.seconds += time.monotonic() - began
             if now.step % plan.measure_steps == 0:
                 self._evaluate()
-            if time.monotonic() - self._saved > plan.save_seconds:
+            if time.monotonic() - self._saved > SAVE_S:
                 self._save()
         if finished and now.step % plan.measure_steps:
             self._evaluate()
@@ -146,7 +146,7 @@ class DraftTrainer:
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         for group in micro_batches(self._texts, indices, plan.micro_tokens):
             sums += self._backward(group, kind, labels)
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), plan.gradient_norm)
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), GRADIENT_NORM)
         for settings in self._optimizer.param_groups:
             settings["lr"] = rate * settings["share"]
         self._optimizer.step()
@@ -192,9 +192,6 @@ class DraftTrainer:
         found = checkpoint.restore(path, self._plan.digest, self._student, self._optimizer)
         if found is None:
             return None
-        best = checkpoint.read_progress(self._folder / "checkpoint" / BEST)
-        if best is not None and best.best_overlap > found.best_overlap:  # it was killed between the two files
-            found.best_step, found.best_overlap = best.best_step, best.best_overlap
         log.info("going on from step %d", found.step)
         return found
 
@@ -224,7 +221,6 @@ def build_optimizer(student: Student | HeadsStudent, plan: TrainingPlan) -> torc
         [group for group in groups if group["params"]],
         lr=plan.learning_rate,
         betas=(0.9, 0.95),
-        eps=plan.adam_epsilon,
         weight_decay=plan.weight_decay,
         fused=True,
     )

@@ -10,23 +10,22 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-import numpy as np
 import tiny_drafts
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.plan import DatasetCard
-from cloud_verifier.distill.data.traffic_counts import TrafficCounter
-from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.dataset import DatasetCard
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
-from cloud_verifier.distill.publishing.release_client import CANARY, CANDIDATE, STABLE, SUPERSEDED, ReleaseRecord
-from cloud_verifier.distill.run_folder import RunFolder
+from cloud_verifier.distill.publisher import Publisher, TargetHashes
+from cloud_verifier.distill.run_folder import RunFolder, StageFailed
+from cloud_verifier.distill.stages import STAGES, StageFunction
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import read_unverified, verify
 from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
 
+CANARY, CANDIDATE, STABLE = pb.RELEASE_STATE_CANARY, pb.RELEASE_STATE_CANDIDATE, pb.RELEASE_STATE_STABLE
 _T = TypeVar("_T")
 TARGET = TargetHashes("sha256:weights", "sha256:tokens")
 SIGNER = Signer.generate()
@@ -36,51 +35,43 @@ class FakeReleases:
     """Act as a coordinator with a store that can be lost, and a canary that ends when the test says so."""
 
     def __init__(self) -> None:
-        self.known: dict[str, ReleaseRecord] = {}
+        self.known: dict[str, pb.Release] = {}
+        """By digest."""
         self.published: list[bytes] = []
         """Every manifest that it received and did not know."""
         self.away = False
 
-    async def list(self) -> Sequence[ReleaseRecord]:
+    async def list(self) -> Sequence[pb.Release]:
         self._answer()
-        return sorted(self.known.values(), key=lambda known: -known.manifest.version)
+        return sorted(self.known.values(), key=lambda known: -known.version)
 
-    async def publish(self, raw: bytes) -> str:
+    async def publish(self, manifest: bytes) -> pb.Release:
         self._answer()
-        manifest = verify(raw, {SIGNER.key_id: SIGNER.public_key})
-        if manifest.digest not in self.known:
-            if any(known.manifest.version >= manifest.version for known in self.known.values()):
-                raise BadRequest(f"version {manifest.version} is not the newest")
-            self.published.append(raw)
-            busy = any(known.state == CANARY for known in self.known.values())
-            self.known[manifest.digest] = ReleaseRecord(manifest, raw, CANDIDATE if busy else CANARY)
-        return self.known[manifest.digest].state
+        read = verify(manifest, {SIGNER.key_id: SIGNER.public_key})
+        if read.digest not in self.known:
+            if any(version >= read.version for version in self.states):
+                raise BadRequest(f"version {read.version} is not the newest")
+            self.published.append(manifest)
+            busy = CANARY in self.states.values()
+            state = CANDIDATE if busy else CANARY
+            self.known[read.digest] = pb.Release(manifest=manifest, state=state, version=read.version, name=read.digest)
+        return self.known[read.digest]
 
-    async def promote(self, digest: str) -> str:
-        self._answer()
-        known = self.known[digest]
-        self.decide(digest, {CANDIDATE: CANARY, CANARY: STABLE}[known.state])
-        return self.known[digest].state
-
-    def decide(self, digest: str, state: str, reason: str = "") -> None:
-        if state == STABLE:
-            for known in list(self.known.values()):
-                if known.state == STABLE:
-                    self.known[known.digest] = ReleaseRecord(known.manifest, known.raw, SUPERSEDED)
-        old = self.known[digest]
-        self.known[digest] = ReleaseRecord(old.manifest, old.raw, state, reason)
-
-    def decide_all(self, state: str) -> None:
-        for known in list(self.known.values()):
+    def decide_all(self, state: pb.ReleaseState) -> None:
+        """Decide about the releases on trial. One that becomes stable takes the place of the one that was."""
+        for known in self.known.values():
             if known.state in (CANDIDATE, CANARY):
-                self.decide(known.digest, state)
+                for other in self.known.values():
+                    if state == other.state == STABLE:
+                        other.state = pb.RELEASE_STATE_SUPERSEDED
+                known.state = state
 
     @property
-    def states(self) -> dict[int, str]:
-        return {known.manifest.version: known.state for known in self.known.values()}
+    def states(self) -> dict[int, int]:
+        return {known.version: known.state for known in self.known.values()}
 
     @property
-    def versions(self) -> list[int]:
+    def versions(self) -> Sequence[int]:
         return [read_unverified(raw).version for raw in self.published]
 
     def _answer(self) -> None:
@@ -88,13 +79,10 @@ class FakeReleases:
             raise Unavailable("the coordinator is away")
 
 
-def passage(session: str, count: int, name: str, time: float, accepted: float = 1.0, **more: Any) -> Passage:
-    """Return a passage. count: tokens, of which a device had proposed the share `accepted`."""
-    depths = (np.arange(count) < accepted * count).astype(np.uint8)
+def passage(session: str, count: int, name: str, time: float, **more: Any) -> Passage:
+    """Return a passage of `count` tokens."""
     more = {"weights_hash": TARGET.weights_hash, "start": 0, "top": 1, **more}
-    return tiny_drafts.passage(
-        session, tokens=[0] * count, traffic_class=name, time_unix=time, proposed_depths=depths, **more
-    )
+    return tiny_drafts.passage(session, tokens=[0] * count, traffic_class=name, time_unix=time, **more)
 
 
 class FakeLog(tiny_drafts.ListedLog):
@@ -113,11 +101,11 @@ class FakeStages:
         self.begun: list[str] = []
         self.fails: dict[str, list[StageFailed]] = {}
 
-    async def run(self, stage: str, folder: Path, limit_s: float, threads: int) -> None:
+    def run(self, stage: str, run: RunFolder) -> None:
         self.begun.append(stage)
         if self.fails.get(stage):
             raise self.fails[stage].pop(0)
-        write_stage(stage, folder, passes=self.passes, sessions=self.sessions)
+        write_stage(stage, run.path, passes=self.passes, sessions=self.sessions)
 
 
 def write_stage(stage: str, folder: Path, *, passes: bool = True, sessions: int = 8) -> None:
@@ -139,12 +127,7 @@ def write_stage(stage: str, folder: Path, *, passes: bool = True, sessions: int 
 def card(expires_unix: float, sessions: int = 8) -> str:
     """Return the JSON of the card of a dataset that holds so many sessions of sums out."""
     return DatasetCard(
-        expires_unix=expires_unix,
-        weights_hash=TARGET.weights_hash,
-        train={},
-        heldout={},
-        heldout_sessions={"sums": sessions},
-        left_out={},
+        expires_unix=expires_unix, fresh=("sums",), train_tokens=1, heldout={}, heldout_sessions={"sums": sessions}
     ).model_dump_json()
 
 
@@ -176,16 +159,24 @@ class World:
         }
         return DistillConfig(**{**settings, **self.settings})
 
-    def publisher(self) -> Publisher:
-        ledger = ReleaseLedger(self.folder / "state" / "releases")
+    def publisher(self) -> Publisher | None:
         artifacts = ArtifactStore(self.folder / "artifacts", ".gguf")
-        return Publisher(self.releases, ledger, artifacts, SIGNER, self.target, lambda: self.now)
+        ledger = self.folder / "state" / "releases"
+        return Publisher(self.releases, ledger, artifacts, SIGNER, self.target, lambda: self.now)  # type: ignore[arg-type]
 
     def loop(self) -> DistillLoop:
         """Return a loop as it is after a start."""
-        counter = TrafficCounter(self.log, TARGET.weights_hash, lambda: self.now, window=200)
+
+        def stage(name: str) -> StageFunction:
+            return lambda config, run, stop: self.stages.run(name, run)
+
         return DistillLoop(
-            self.config, lambda *given: self.stages.run(*given), self.publisher(), counter, lambda: self.now
+            self.config,
+            self.target,
+            self.publisher(),
+            self.log,  # type: ignore[arg-type]
+            stages={name: stage(name) for name in STAGES},
+            clock=lambda: self.now,
         )
 
     @property
@@ -195,11 +186,11 @@ class World:
     def run(self, number: int = 1) -> RunFolder:
         return RunFolder(self.runs / str(number))
 
-    def traffic(self, tokens: int, name: str = "sums", accepted: float = 1.0, **more: Any) -> None:
+    def traffic(self, tokens: int, name: str = "sums", **more: Any) -> None:
         """Record new traffic, a second after the last."""
         self.now += 1
         session = f"session-{len(self.log.passages)}"
-        self.log.passages.append(passage(session, tokens, name, self.now, accepted, **more))
+        self.log.passages.append(passage(session, tokens, name, self.now, **more))
 
 
 class Killed(BaseException):

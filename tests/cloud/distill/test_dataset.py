@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,14 @@ import numpy as np
 import pytest
 from tiny_drafts import TOP, ListedLog, passage
 
-from cloud_verifier.distill.data.dataset import build
-from cloud_verifier.distill.data.plan import DatasetCard, DatasetPlan
-from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, load_texts
-from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.dataset import OTHERS, DatasetCard, DatasetPlan, Session, build, cut, fairly, spans, taken
+from cloud_verifier.distill.run_folder import StageFailed
+from cloud_verifier.distill.texts import HELDOUT, TRAIN, VALIDATION, Text, load_texts
 from cloud_verifier.traffic.passage import Passage
 
 
 def plan(**changes: Any) -> DatasetPlan:
-    return DatasetPlan(**({"top": TOP, "window": 64, "overlap": 8, "heldout_share": 0.25} | changes))
+    return DatasetPlan(**({"weights_hash": "target", "top": TOP, "window": 64, "heldout_share": 0.25} | changes))
 
 
 def all_texts(folder: Path) -> list[Text]:
@@ -29,7 +29,7 @@ def sessions(count: int, **changes: Any) -> list[Passage]:
     """Return sessions of 40 tokens in two passages each."""
     found = []
     for number in range(count):
-        tokens = np.random.default_rng([number, len(changes)]).integers(0, 200, 40)
+        tokens = np.random.default_rng([number, *changes.get("traffic_class", "").encode()]).integers(0, 200, 40)
         for start in (0, 25):
             part = tokens[start : start + 25].tolist()
             found.append(passage(f"{changes.get('traffic_class', '')}{number}", start, part, **changes))
@@ -99,13 +99,19 @@ def test_a_held_out_session_is_held_out_in_every_dataset(tmp_path: Path) -> None
     )
 
 
-def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path) -> None:
-    old = sessions(20, weights_hash="before", time_unix=50.0, traffic_class="x")
-    log = ListedLog([*old, *sessions(20)])
-    card = build(log, tmp_path / "d", plan(), now=500.0)
-    assert card.weights_hash == "target" and card.left_out["other_target"] == 20 * 40
-    assert build(log, tmp_path / "d", plan(weights_hash="before"), now=500.0).weights_hash == "before"
-    assert {text.traffic_class for text in load_texts(tmp_path / "d" / TRAIN)} == {"x"}
+def test_only_text_of_the_target_is_taken(tmp_path: Path) -> None:
+    log = ListedLog([*sessions(20, weights_hash="before", traffic_class="x"), *sessions(20)])
+    build(log, tmp_path / "d", plan(), now=500.0)
+    assert {text.traffic_class for text in all_texts(tmp_path / "d")} == {"code"}
+
+
+def test_what_expires_before_a_run_ends_is_left_out_and_the_rest_says_when_it_expires(tmp_path: Path) -> None:
+    soon, later = sessions(20, traffic_class="x", expires_unix=559.0), sessions(20, expires_unix=700.0)
+    card = build(ListedLog([*soon, *later]), tmp_path / "d", plan(lasts_s=60.0), now=500.0)
+    assert card.expires_unix == 700.0
+    assert {text.traffic_class for text in all_texts(tmp_path / "d")} == {"code"}
+    with pytest.raises(StageFailed, match="lasts for 1 minutes"):
+        build(ListedLog(soon), tmp_path / "d", plan(lasts_s=60.0), now=500.0)
 
 
 @pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "all are needed")])
@@ -131,12 +137,57 @@ def test_what_chooses_the_best_checkpoint_is_not_what_the_gate_measures_on(tmp_p
     assert len(parts[1]) < len(parts[2])
 
 
-def test_nothing_is_learnt_that_is_nearly_the_same_as_what_is_held_out(tmp_path: Path) -> None:
+def test_nothing_is_learnt_that_is_the_same_as_what_is_held_out(tmp_path: Path) -> None:
     twins = []
     for number in range(40):
         tokens = np.random.default_rng(number).integers(0, 200, 40).tolist()
         twins += [passage(f"{number}-{turn}", 0, tokens) for turn in ("a", "b")]
-    card = build(ListedLog(twins), tmp_path / "d", plan(), now=500.0)
+    build(ListedLog(twins), tmp_path / "d", plan(), now=500.0)
     trained = {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / TRAIN)}
     assert trained and not trained & {text.tokens.tobytes() for text in load_texts(tmp_path / "d" / HELDOUT)}
-    assert card.left_out["held_out"] > 0
+
+
+def test_old_traffic_has_its_share_beside_what_is_fresh_of_which_the_card_names_the_classes(tmp_path: Path) -> None:
+    old = [*sessions(200, traffic_class="code", time_unix=10.0), *sessions(200, traffic_class="prose", time_unix=20.0)]
+    log = ListedLog([*old, *sessions(400, traffic_class="sums"), *sessions(10, traffic_class="rare")])
+    card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, tokens=4_000, replay_share=0.3), now=500.0)
+    found = Counter[str]()
+    for text in load_texts(tmp_path / "d" / TRAIN):
+        found[text.traffic_class] += text.label_count
+    assert card.fresh == ("sums",)
+    assert found["code"] == pytest.approx(600, abs=80) == found["prose"]
+    assert found["sums"] + found["rare"] == pytest.approx(2_800, abs=80)
+
+
+def test_classes_beyond_a_number_are_one(tmp_path: Path) -> None:
+    made_up = [one for number in range(40) for one in sessions(2, traffic_class=f"class-{number}")]
+    build(ListedLog([*made_up, *sessions(60)]), tmp_path / "d", plan(), now=500.0)
+    names = {text.traffic_class for text in all_texts(tmp_path / "d")}
+    assert len(names) <= 33 and {"code", OTHERS} <= names
+
+
+def test_a_tenant_that_floods_takes_no_more_of_what_is_chosen_than_others_have() -> None:
+    flood = [Session(f"f{number}", "flood", f"class-{number % 3}", 20) for number in range(5_000)]
+    others = [Session(f"{name}{number}", name, "code", 20) for name in "ab" for number in range(40)]
+    chosen = Counter(one.tenant for one in taken(fairly([*flood, *others], lambda one: one.tenant), 2_400))
+    assert chosen == {"flood": 40, "a": 40, "b": 40}
+
+
+def shown(found: list[Passage]) -> list[tuple[int, list[int]]]:
+    return [(one.start, one.tokens.tolist()) for one in found]
+
+
+def test_a_gap_cuts_a_sessions_text_and_what_two_have_recorded_is_taken_once() -> None:
+    found = spans([passage("a", 5, [6]), passage("a", 0, [1, 2]), passage("a", 3, [4, 5])])
+    assert shown(found) == [(0, [1, 2]), (3, [4, 5, 6])]
+    found = spans([passage("a", 0, [1, 2, 3], time_unix=5.0), passage("a", 2, [8, 4], time_unix=9.0)])
+    assert shown(found) == [(0, [1, 2, 3]), (3, [4])]
+
+
+def test_texts_cover_every_position_but_the_first_exactly_once() -> None:
+    (span,) = spans([passage("a", 0, list(range(300)))])
+    texts = list(cut(span, plan(window=32), "code", 0))
+    assert [token for text in texts for token in text.tokens[text.first :]] == list(range(1, 300))
+    assert all(len(text.tokens) <= 32 for text in texts)
+    for text in texts:
+        assert text.tokens.tolist() == list(range(text.tokens[0], text.tokens[0] + len(text.tokens)))

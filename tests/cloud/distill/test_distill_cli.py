@@ -11,7 +11,7 @@ from small_pair import TARGET
 from tiny_drafts import passage, tiny_base, tiny_tokenizer
 
 from cloud_verifier.distill import cli
-from cloud_verifier.distill.factory import _locked, target_hashes
+from cloud_verifier.distill.loop import locked, target_hashes
 from cloud_verifier.traffic.log import TrafficLog
 from outrider.core.errors import Overloaded
 from outrider.wire.ticket import Signer
@@ -61,9 +61,9 @@ def test_a_tenant_that_withdraws_its_consent_is_forgotten_in_the_log_and_in_data
 
 
 def test_two_loops_do_not_share_a_folder(tmp_path: Path) -> None:
-    with _locked(tmp_path), pytest.raises(Overloaded, match="another outrider-distill"), _locked(tmp_path):
+    with locked(tmp_path), pytest.raises(Overloaded, match="another outrider-distill"), locked(tmp_path):
         pass
-    with _locked(tmp_path):
+    with locked(tmp_path):
         pass
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud_verifier.distill.config import GateRule
-from cloud_verifier.distill.gguf.eval_gguf import DraftComparison, DraftCounts, TextComparison
-from cloud_verifier.distill.publishing.gate import decide
+from cloud_verifier.distill.evaluation import DraftComparison, DraftCounts, TextComparison
+from cloud_verifier.distill.gate import ALL, FRESH, decide
 
-RULE = GateRule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, sessions=6, positions=1, resamples=400)
+RULE = GateRule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, sessions=6, positions=1)
 
 
 def text(name: str, new: int, old: int, positions: int = 100) -> TextComparison:
@@ -32,8 +32,8 @@ def measured(*texts: TextComparison, ms: float = 1.0) -> DraftComparison:
 def test_a_clear_winner_passes_with_its_gain() -> None:
     verdict = decide(measured(*[text("sums", 40, 60)] * 10, *[text("code", 30, 30)] * 10), {"sums"}, RULE)
     assert verdict.passed and verdict.reasons == ()
-    assert verdict.fresh is not None
-    assert verdict.fresh.chain_gain == pytest.approx(0.5) and verdict.fresh.texts == 10
+    assert [one.name for one in verdict.groups] == [FRESH, ALL, "sums", "code"]
+    assert verdict.groups[0].chain_gain == pytest.approx(0.5) and verdict.groups[0].sessions == 10
     assert verdict.metrics()["gain.sums"] == pytest.approx(0.5)
     assert verdict.metrics()["tokens_per_step.code"] == pytest.approx(100 / 30)
 
@@ -44,9 +44,15 @@ def test_a_draft_that_loses_one_class_is_refused_whatever_it_wins_elsewhere() ->
     assert any("'code'" in reason and "-9.1%" in reason for reason in verdict.reasons)
 
 
+def test_classes_that_are_too_small_by_themselves_are_judged_together() -> None:
+    small = [text(f"class-{number}", 60, 40) for number in range(20)]
+    verdict = decide(measured(*[text("sums", 20, 60)] * 6, *small), {"sums"}, RULE)
+    assert not verdict.passed and all(repr(ALL) in reason for reason in verdict.reasons)
+
+
 def test_a_gain_that_one_lucky_text_made_is_refused() -> None:
     verdict = decide(measured(*[text("sums", 40, 38)] * 11, text("sums", 20, 70)), {"sums"}, RULE)
-    assert verdict.fresh is not None and verdict.fresh.chain_gain > RULE.gain
+    assert verdict.groups[0].chain_gain > RULE.gain
     assert not verdict.passed
 
 
@@ -55,7 +61,7 @@ def test_of_equal_drafts_not_one_in_twenty_five_passes() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         texts = [text("sums", rng.randint(25, 35), rng.randint(25, 35)) for _ in range(20)]
-        passed += decide(measured(*texts), {"sums"}, replace(RULE, resamples=200)).passed
+        passed += decide(measured(*texts), {"sums"}, RULE).passed
     assert passed <= 4
 
 
@@ -73,7 +79,7 @@ def test_pieces_of_few_sessions_are_no_more_evidence_than_the_sessions() -> None
         luck = [rng.gauss(0, 3) for _ in range(2)]
         pieces = [text("sums", 60 + round(luck[i % 2]), 60 - round(luck[i % 2])) for i in range(16)]
         pieces = [replace(one, session=i % 2) for i, one in enumerate(pieces)]
-        verdict = decide(measured(*pieces), {"sums"}, replace(RULE, sessions=2, resamples=200))
+        verdict = decide(measured(*pieces), {"sums"}, RULE.model_copy(update={"sessions": 2}))
         passed += verdict.passed
         few += any("held-out sessions" in reason for reason in decide(measured(*pieces), {"sums"}, RULE).reasons)
     assert few == 100
@@ -87,15 +93,14 @@ STEPS = st.tuples(st.sampled_from(["a", "b"]), st.integers(10, 60), st.integers(
 @given(st.lists(STEPS, min_size=12, max_size=40))
 @settings(max_examples=100)
 def test_what_passes_has_won_on_the_fresh_and_lost_beyond_the_bound_nowhere(steps: list[tuple[str, int, int]]) -> None:
-    rule = replace(RULE, resamples=100)
-    verdict = decide(measured(*[text(*one) for one in steps]), {"a"}, rule)
+    verdict = decide(measured(*[text(*one) for one in steps]), {"a"}, RULE)
 
     def gain(*names: str) -> float:
         of = [(new, old) for name, new, old in steps if name in names]
         return sum(old for _, old in of) / sum(new for new, _ in of) - 1
 
     if verdict.passed:
-        assert gain("a") >= rule.gain
+        assert gain("a") >= RULE.gain
         for name in ("a", "b"):
-            if sum(one[0] == name for one in steps) >= rule.sessions:
-                assert gain(name) > -rule.loss
+            if sum(one[0] == name for one in steps) >= RULE.sessions:
+                assert gain(name) > -RULE.loss

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from loop_fakes import TARGET, FakeStages, World
 
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.publishing.heads import SERVED, HeadsPublisher
-from cloud_verifier.distill.run_folder import HEADS, PLAN
+from cloud_verifier.distill.publisher import SERVED, serve_heads
+from cloud_verifier.distill.run_folder import HEADS, RunFolder
 from cloud_verifier.engine.server_draft.head_models import HeadsShape, load_heads, new_heads, save_heads
 from outrider.core.errors import ModelRefused
 
@@ -18,10 +17,10 @@ from outrider.core.errors import ModelRefused
 class HeadsStages(FakeStages):
     """Write a file of heads at the export, another one in each run."""
 
-    async def run(self, stage: str, folder: Path, limit_s: float, threads: int) -> None:
-        await super().run(stage, folder, limit_s, threads)
+    def run(self, stage: str, run: RunFolder) -> None:
+        super().run(stage, run)
         if stage == "export":
-            save_heads(folder / HEADS, new_heads(HeadsShape(hidden=64), int(folder.name)), TARGET.weights_hash)
+            save_heads(run.path / HEADS, new_heads(HeadsShape(hidden=64), run.number), TARGET.weights_hash)
 
 
 class HeadsWorld(World):
@@ -31,8 +30,8 @@ class HeadsWorld(World):
     def served(self) -> Path:
         return self.folder / "artifacts" / SERVED
 
-    def publisher(self) -> Any:
-        return HeadsPublisher(self.folder / "artifacts", TARGET)
+    def publisher(self) -> None:
+        return None
 
 
 @pytest.fixture
@@ -56,8 +55,7 @@ async def test_heads_that_pass_the_gate_are_served_and_the_next_run_starts_from_
     assert loop.run is None and (outcome := world.run().outcome) is not None and outcome.result == "stable"
     assert load_heads(world.served, TARGET.weights_hash)
     job = world.run().job
-    assert job.heads and job.base == job.incumbent == world.folder / "target"
-    assert world.run().read(PLAN)["heads"] == {}
+    assert job.base == job.incumbent == world.folder / "target"
     assert world.releases.published == [], "no coordinator is asked"
 
     first = world.served.resolve()
@@ -67,7 +65,7 @@ async def test_heads_that_pass_the_gate_are_served_and_the_next_run_starts_from_
     assert second.base == second.incumbent == first != world.served.resolve()
 
 
-async def test_heads_of_another_target_are_refused(world: HeadsWorld, tmp_path: Path) -> None:
+def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
     save_heads(tmp_path / "others", new_heads(HeadsShape(hidden=64), 1), "sha256:other")
     with pytest.raises(ModelRefused, match="sha256:other"):
-        await world.publisher().publish(tmp_path / "others", "BF16")
+        serve_heads(tmp_path / "others", tmp_path / "served", TARGET.weights_hash)

@@ -13,14 +13,12 @@ import torch
 from loop_fakes import card
 from tiny_drafts import random_text, tiny_draft, tiny_tokenizer
 
-from cloud_verifier.distill import stages
-from cloud_verifier.distill.config import GateRule
-from cloud_verifier.distill.data.plan import CARD
-from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
-from cloud_verifier.distill.publishing import gate
-from cloud_verifier.distill.run_folder import DATASET, HEADS, JOB, MODEL, VERDICT, Job
+from cloud_verifier.distill import gate, stages
+from cloud_verifier.distill.config import DistillConfig, GateRule
+from cloud_verifier.distill.evaluation import compare_heads
+from cloud_verifier.distill.run_folder import CARD, HEADS, MODEL, VERDICT, Job, RunFolder
+from cloud_verifier.distill.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.training import trainer as training
-from cloud_verifier.distill.training.eval_heads import compare
 from cloud_verifier.distill.training.heads_student import load_target
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.engine.server_draft.head_models import HeadsFile, HeadsShape, load_heads, new_heads, save_heads
@@ -66,7 +64,7 @@ def plan(root: Path, target: Path, **changes: Any) -> TrainingPlan:
 def test_heads_learn_to_predict_their_target_on_text_they_never_saw(kind: str, target: Path, tmp_path: Path) -> None:
     learning = plan(tmp_path, target, heads={"kind": kind, "depth": 3, "width": 64})
     learning.write(tmp_path / "run")
-    assert training.train(tmp_path / "run") == 0
+    assert training.train(tmp_path / "run")
     done = json.loads((tmp_path / "run" / "done.json").read_text())["validation_overlap"]
     assert done["best"] > done["before"] + 0.1
     file, (_, identity) = tmp_path / "run" / MODEL / HEADS, load_target(target)
@@ -75,45 +73,32 @@ def test_heads_learn_to_predict_their_target_on_text_they_never_saw(kind: str, t
 
     save_heads(tmp_path / "untrained", new_heads(heads.shape), identity)
     texts, rule = written(12, seed=2), GateRule(sessions=6, positions=1, slower=100.0)
-    first = gate.decide(compare(file, None, target, texts), {"code"}, rule)
-    assert first.passed and first.fresh is not None and first.fresh.incumbent.chain == 1.0
-    assert first.fresh.candidate.chain > 1.1
-    again = gate.decide(compare(file, tmp_path / "untrained", target, texts), {"code"}, rule)
-    assert again.fresh is not None and again.fresh.chain_gain > 0.0
-    assert not gate.decide(compare(tmp_path / "untrained", file, target, texts), {"code"}, rule).passed
+    first = gate.decide(compare_heads(file, None, target, texts), {"code"}, rule)
+    assert first.passed and first.groups[0].incumbent.chain == 1.0
+    assert first.groups[0].candidate.chain > 1.1
+    again = gate.decide(compare_heads(file, tmp_path / "untrained", target, texts), {"code"}, rule)
+    assert again.groups[0].chain_gain > 0.0
+    assert not gate.decide(compare_heads(tmp_path / "untrained", file, target, texts), {"code"}, rule).passed
 
 
 def test_the_stages_of_a_run_judge_the_file_that_is_served(target: Path, tmp_path: Path) -> None:
-    _, identity = load_target(target)
-    run = tmp_path / "run"
     learning = plan(tmp_path, target)
-    learning.write(run)
-    assert training.train(run) == 0
-    (tmp_path / "dataset").rename(run / DATASET)
-    save_texts(run / DATASET / HELDOUT, written(12, seed=2))
-    (run / DATASET / CARD).write_text(card(1e12))
-    job = Job(
-        cause="",
-        tokens=0,
-        newest_unix=0.0,
-        usual={},
-        heads=True,
-        traffic="",
-        dataset={},
-        target=target,
-        weights_hash=identity,
-        tokenizer_hash="",
-        base=target,
-        incumbent=target,
-        parent="",
-        fresh=("code",),
-        rule=GateRule(sessions=6, positions=1, slower=100.0),
-    )
-    (run / JOB).write_text(job.model_dump_json())
-    stages.export_draft(run)
-    stages.judge(run)
-    assert (run / HEADS).read_bytes() == (run / MODEL / HEADS).read_bytes()
-    assert json.loads((run / VERDICT).read_text())["passed"]
+    settings: dict[str, Any] = {"traffic": "", "target": target, "draft": target, "artifacts": tmp_path}
+    options = {"steps": 60, "batch_tokens": 216, "learning_rate": 1e-2, "heads": learning.heads}
+    rule = GateRule(sessions=6, positions=1)
+    config = DistillConfig(**settings, state_dir=tmp_path, training_options=options, gate=rule)
+    _, identity = load_target(target)
+    numbers: dict[str, Any] = {"tokens": 0, "since_unix": 0.0, "newest_unix": 0.0, "tokenizer_hash": "", "parent": ""}
+    job = Job(weights_hash=identity, base=target, incumbent=target, **numbers)
+    run = RunFolder.begin(config.runs, 1, job)
+    (tmp_path / "dataset").rename(run.dataset)
+    save_texts(run.dataset / HELDOUT, written(12, seed=2))
+    (run.dataset / CARD).write_text(card(1e12).replace("sums", "code"))
+    for stage in ("training", "export", "gate"):
+        assert run.stage == stage
+        stages.STAGES[stage](config, run, lambda: False)
+    assert (run.path / HEADS).read_bytes() == (run.path / MODEL / HEADS).read_bytes()
+    assert run.read(VERDICT)["passed"]
 
 
 def test_training_goes_on_from_a_file_of_heads(target: Path, tmp_path: Path) -> None:
@@ -122,7 +107,7 @@ def test_training_goes_on_from_a_file_of_heads(target: Path, tmp_path: Path) -> 
     save_heads(tmp_path / "served.safetensors", heads, identity)
     learning = plan(tmp_path, target, base=tmp_path / "served.safetensors", steps=1, learning_rate=1e-6)
     learning.write(tmp_path / "run")
-    assert training.train(tmp_path / "run") == 0
+    assert training.train(tmp_path / "run")
     after = load_heads(tmp_path / "run" / MODEL / HEADS, identity)
     assert after.shape == heads.shape
     for name, value in heads.state_dict().items():

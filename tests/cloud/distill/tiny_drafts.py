@@ -12,8 +12,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from cloud_verifier.distill.data.texts import Text, save_texts
-from cloud_verifier.distill.gguf.writer import QWEN2_SPLIT
+from cloud_verifier.distill.texts import Text, save_texts
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.traffic.passage import Passage
 
@@ -42,7 +41,7 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 TOP = 8
 
 
-def tiny_tokenizer(pattern: str = QWEN2_SPLIT) -> transformers.PreTrainedTokenizerFast:
+def tiny_tokenizer(pattern: str = r"\p{N}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+") -> transformers.PreTrainedTokenizerFast:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*letters, *("".join(pair) for pair in MERGES)])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=MERGES))
@@ -82,7 +81,7 @@ def random_text(rng: np.random.Generator, count: int, *, name: str = "code", fir
         row[0] = token
     weights = np.concatenate([np.full((count, 1), 60.0), rng.random((count, top))], axis=1)
     p = weights / weights.sum(1, keepdims=True)
-    return Text(name, "", tokens, ids, np.log(p[:, :top]).astype(np.float32), p[:, top].astype(np.float32), first)
+    return Text(name, tokens, ids, np.log(p[:, :top]).astype(np.float32), p[:, top].astype(np.float32), first)
 
 
 def tiny_dataset(folder: Path, *, texts: int = 24, seed: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""Keep texts that the target wrote, with its distribution at every position, in folders of safetensors files."""
+"""Keep texts that the target wrote, with its distribution at every position, in a safetensors file a folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from outrider.artifacts import atomic_files
 
 TRAIN, VALIDATION, HELDOUT = "train", "validation", "heldout"
 """Folders of a dataset: texts to learn from, to choose the best checkpoint by, and to measure drafts on."""
-FORMAT = 2
-PART_TOKENS = 1 << 17
-"""Tokens in one file, which is about 25 MB with 32 ids at each position."""
-
+FILE = "texts.safetensors"
 _ARRAYS = "tokens", "top_ids", "top_log_probs", "tail"
 """The fields of a text with one entry, or row, for each token."""
 
@@ -29,7 +26,6 @@ class Text:
     """A text of n consecutive tokens that one session has. A draft reads them all; those from `first` on are labels."""
 
     traffic_class: str
-    tenant: str
     tokens: NDArray[np.int32]
     """`[n]`"""
     top_ids: NDArray[np.int32]
@@ -51,33 +47,24 @@ class Text:
 
 
 def save_texts(folder: Path, texts: Sequence[Text]) -> None:
-    """Write texts to `folder`, which is made if need be, in files of about `PART_TOKENS` tokens."""
+    """Write texts to `folder`, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, part in enumerate(_parts(texts)):
-        labels = [
-            {"class": text.traffic_class, "tenant": text.tenant, "first": text.first, "session": text.session}
-            for text in part
-        ]
-        tensors = {name: np.concatenate([getattr(text, name) for text in part]) for name in _ARRAYS}
-        # Half precision is exact to 1 part in 1,000, far below what a quantized draft can show.
-        tensors["top_log_probs"] = tensors["top_log_probs"].astype(np.float16)
-        tensors["lengths"] = np.array([len(text.tokens) for text in part], np.int64)
-        metadata = {"format": str(FORMAT), "texts": json.dumps(labels)}
-        atomic_files.write(folder / f"{number:05d}.safetensors", save(tensors, metadata))
+    labels = [{"class": text.traffic_class, "first": text.first, "session": text.session} for text in texts]
+    tensors = {name: np.concatenate([getattr(text, name) for text in texts]) for name in _ARRAYS}
+    # Half precision is exact to 1 part in 1,000, far below what a quantized draft can show.
+    tensors["top_log_probs"] = tensors["top_log_probs"].astype(np.float16)
+    tensors["lengths"] = np.array([len(text.tokens) for text in texts], np.int64)
+    with atomic_files.replacing(folder / FILE) as partial:
+        save_file(tensors, partial, {"texts": json.dumps(labels)})
 
 
 def load_texts(folder: Path) -> list[Text]:
-    """Return the texts that `save_texts` wrote, in order. Raises ValueError for a missing folder or another format."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder of texts: build a dataset first")
-    return [text for path in sorted(folder.glob("*.safetensors")) for text in _load_part(path)]
-
-
-def _load_part(path: Path) -> list[Text]:
+    """Return the texts that `save_texts` wrote, in order. Raises ValueError if there are none."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ValueError(f"{path} is no file of texts: build a dataset first")
     with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata() or {}
-        if metadata.get("format") != str(FORMAT):
-            raise ValueError(f"{path} has format {metadata.get('format')}, must be {FORMAT}: build the dataset again")
+        labels = json.loads(file.metadata()["texts"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     tensors["top_log_probs"] = tensors["top_log_probs"].astype(np.float32)
     ends = np.cumsum(tensors["lengths"])[:-1]
@@ -85,23 +72,9 @@ def _load_part(path: Path) -> list[Text]:
     return [
         Text(
             label["class"],
-            label["tenant"],
             first=label["first"],
             session=label["session"],
             **{name: pieces[i] for name, pieces in arrays.items()},
         )
-        for i, label in enumerate(json.loads(metadata["texts"]))
+        for i, label in enumerate(labels)
     ]
-
-
-def _parts(texts: Sequence[Text]) -> list[list[Text]]:
-    """Divide texts into those of each file."""
-    parts: list[list[Text]] = []
-    room = 0
-    for text in texts:
-        if room < len(text.tokens):
-            parts.append([])
-            room = PART_TOKENS
-        parts[-1].append(text)
-        room -= len(text.tokens)
-    return parts

@@ -1,1 +1,0 @@
-"""Choose training data for drafts from the traffic log, and decide when there is reason to train."""

@@ -1,1 +1,0 @@
-"""Release trained drafts: the gate's decision, signatures, and the coordinator's records."""
