@@ -129,7 +129,7 @@ def test_a_passage_on_which_the_hook_fails_is_not_recorded_and_counted(
     gathered, counts = builder(failing)
     gathered.add(passage(4))
     with caplog.at_level(logging.WARNING):
-        assert list(gathered.take(NOW)) == []
+        assert list(gathered.take(NOW, final=True)) == []
     assert counts == RecordingCounts(refused=4)
     assert "4 tokens are not recorded" in caplog.text
 
