@@ -19,7 +19,7 @@ def environment(step_ms: float, token_ms: float = 0.0) -> dict[str, str]:
 
 if __name__ == "__main__":
     from cloud_verifier import app
-    from cloud_verifier.engine_process.launcher import EngineLauncher
+    from cloud_verifier.engine_process import launcher
 
-    EngineLauncher.engine_module = "benchmarks.support.throttled_engine"
+    launcher.ENGINE_MODULE = "benchmarks.support.throttled_engine"
     app.main(sys.argv[1:])

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import INSTALL_VLLM, VerifierConfig
-from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES, ipc
-from cloud_verifier.engine_process.launcher import EngineLauncher
+from cloud_verifier.engine_process import ipc
+from cloud_verifier.engine_process.launcher import start_process
 from outrider.core.errors import Fenced, ModelRefused, OutriderError, Unavailable
 from outrider.core.text import short_id
 from outrider.wire.v1 import engine_pb2 as pb
@@ -202,7 +201,7 @@ class EngineHost:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await EngineLauncher(self._config).start(theirs)
+                self._process = await start_process(self._config, theirs)
         except BaseException:
             ours.close()
             raise
@@ -212,13 +211,10 @@ class EngineHost:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
             python, status = self._config.engine_python, self._process.returncode
-            if status == EXIT_WITHOUT_PACKAGES:
-                reason = "lacks packages that the engine needs (named above)"
-            elif python is not None and not self._heard:
-                reason = f"has ended with exit status {status} before the engine began (see above)"
-            else:
+            if python is None or self._heard:
                 raise
-            raise ModelRefused(f"{python or sys.executable} {reason}; {INSTALL_VLLM}") from None
+            reason = f"has ended with exit status {status} before the engine began (see above)"
+            raise ModelRefused(f"{python} {reason}; {INSTALL_VLLM}") from None
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""

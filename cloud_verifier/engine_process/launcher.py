@@ -24,6 +24,10 @@ from outrider.core.errors import ModelRefused
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that the engine ignores: terminals and supervisors send them to the whole process group, but the front
 decides when to end, and drains first."""
+ENGINE_MODULE = "cloud_verifier.engine_process.main"
+"""Module that the process runs with `python -m`; a benchmark puts one of its own here."""
+PACKAGES: tuple[ModuleType, ...] = (outrider, cloud_verifier)
+"""Packages that another interpreter finds; a benchmark adds its own."""
 PRELOADED = ("libiomp5.so", "libtcmalloc_minimal.so.4")
 
 
@@ -55,48 +59,35 @@ def folder_of_packages(packages: Iterable[ModuleType]) -> Path:
     return folder
 
 
-class EngineLauncher:
-    """Starts the engine's process, which ends when the front's end of its socket closes."""
+async def start_process(config: VerifierConfig, engine_end: socket.socket) -> Process:
+    """Return the engine's process, which gets `engine_end`, and ends when the front's end of that socket closes.
 
-    engine_module = "cloud_verifier.engine_process.main"
-    """Module that the process runs with `python -m`; a benchmark puts one of its own here."""
-    packages: tuple[ModuleType, ...] = (outrider, cloud_verifier)
-    """Packages that another interpreter finds; a benchmark adds its own."""
+    Raises ModelRefused if it cannot start.
+    """
+    # A Ctrl-C reaches the whole process group: the new process must not die of it before it ignores signals.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    python = str(config.engine_python or sys.executable)
+    try:
+        return await asyncio.create_subprocess_exec(
+            python,
+            "-m",
+            ENGINE_MODULE,
+            str(engine_end.fileno()),
+            config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
+            pass_fds=[engine_end.fileno()],
+            env=_vllm_environment(config) if config.engine == "vllm" else None,
+        )
+    except OSError as error:
+        raise ModelRefused(f"{python} cannot be started: {error.strerror}; {INSTALL_VLLM}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def __init__(self, config: VerifierConfig) -> None:
-        self._config = config
 
-    async def start(self, engine_end: socket.socket) -> Process:
-        """Return the process, which gets `engine_end`. Raises ModelRefused if it cannot start."""
-        # A Ctrl-C reaches the whole process group: the new process must not die of it before it ignores signals.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
-        python = str(self._config.engine_python or sys.executable)
-        try:
-            return await asyncio.create_subprocess_exec(
-                python,
-                "-m",
-                self.engine_module,
-                str(engine_end.fileno()),
-                self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
-                pass_fds=[engine_end.fileno()],
-                env=self._vllm_environment() if self._config.engine == "vllm" else None,
-            )
-        except OSError as error:
-            raise ModelRefused(f"{python} cannot be started: {error.strerror}; {INSTALL_VLLM}") from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def _vllm_environment(self) -> dict[str, str]:
-        """Return the environment of vLLM's process. Raises ModelRefused if its interpreter is none.
-
-        Another interpreter finds our packages, and no other of this installation.
-        """
-        python = self._config.engine_python or Path(sys.executable)
-        if not (python.is_file() and os.access(python, os.X_OK)):
-            raise ModelRefused(f"engine_python is {python}, which is no program; {INSTALL_VLLM}")
-        python = python.absolute()  # a symbolic link stays one: it tells Python its environment
-        preloaded = ":".join(filter(None, [preloaded_libraries(python), os.environ.get("LD_PRELOAD")]))
-        changes = {"OMP_NUM_THREADS": str(self._config.threads), **({"LD_PRELOAD": preloaded} if preloaded else {})}
-        if self._config.engine_python is not None:
-            changes["PYTHONPATH"] = str(folder_of_packages(self.packages))
-        return os.environ | changes
+def _vllm_environment(config: VerifierConfig) -> dict[str, str]:
+    """Return the environment of vLLM's process: another interpreter finds our packages, and no other of ours."""
+    python = (config.engine_python or Path(sys.executable)).absolute()  # a link stays one: it tells the environment
+    preloaded = ":".join(filter(None, [preloaded_libraries(python), os.environ.get("LD_PRELOAD")]))
+    changes = {"OMP_NUM_THREADS": str(config.threads), **({"LD_PRELOAD": preloaded} if preloaded else {})}
+    if config.engine_python is not None:
+        changes["PYTHONPATH"] = str(folder_of_packages(PACKAGES))
+    return os.environ | changes

@@ -18,21 +18,13 @@ import warnings
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES
-
-try:
-    from cloud_verifier.config import INSTALL, INSTALL_VLLM, VerifierConfig
-    from cloud_verifier.engine.vllm_backend import ENVIRONMENT, SUPPORTED
-    from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
-    from cloud_verifier.engine_process.launcher import IGNORED_SIGNALS
-    from outrider.core.errors import ModelRefused, OutriderError
-    from outrider.processes import end_with_parent, leave
-    from outrider.telemetry.logs import configure
-except ImportError as error:
-    if __name__ != "__main__":
-        raise
-    print(f"the engine cannot start in {sys.executable}: {error}", file=sys.stderr)
-    sys.exit(EXIT_WITHOUT_PACKAGES)
+from cloud_verifier.config import INSTALL, INSTALL_VLLM, VerifierConfig
+from cloud_verifier.engine.vllm_backend import ENVIRONMENT, SUPPORTED
+from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
+from cloud_verifier.engine_process.launcher import IGNORED_SIGNALS
+from outrider.core.errors import ModelRefused, OutriderError
+from outrider.processes import end_with_parent, leave
+from outrider.telemetry.logs import configure
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,8 @@ RETRY_FULL_S = 1.0
 TOLD_S = 3.0
 """Seconds for which what the coordinator last said of tenants holds."""
 RECENT_S = 10.0
-"""Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
-MOST_RETURNS = 32
-"""Times in a row that it may come back so: otherwise its tenant could generate without end by one place."""
+"""Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long. A
+ticket has so many epochs that this ends."""
 
 
 class LiveSessions:
@@ -47,9 +46,8 @@ class LiveSessions:
         self._held_back: tuple[bool, frozenset[str], float, float] = False, frozenset(), 0.0, 0.0
         """Whether sessions of all tenants, and of which, attach only with a place that is kept for them, and when the
         coordinator last said so, by the monotonic clock and by that of its store."""
-        self._ended: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """session id -> when its stream ended (monotonic clock), and how many have ended in a row, of those of the last
-        `RECENT_S`, the earliest first"""
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        """session id -> when its stream ended (monotonic clock), of the last `RECENT_S`, the earliest first"""
         self._left = asyncio.Event()
         """Set when a session ends and frees its place."""
         self._release_serial = 0
@@ -71,14 +69,13 @@ class LiveSessions:
         live = self.streams.get(claims.session_id)
         if live is not None and live.epoch >= epoch:
             raise fenced(claims.session_id, epoch, live.epoch)
-        if live is None or self._returns(claims.session_id) > MOST_RETURNS:
+        if live is None:
             self._refuse_beyond_share(claims)
         if self.recorder is not None and recorded is not None:
             self.recorder.begin(recorded, epoch)
 
     def begun(self, stream: SessionStream) -> None:
         """Note that an epoch that was admitted is live."""
-        stream.returns = self._returns(stream.session_id)
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old
 
@@ -89,8 +86,8 @@ class LiveSessions:
             del self.streams[session_id]
             now = time.monotonic()
             self._ended.pop(session_id, None)
-            self._ended[session_id] = now, stream.returns + 1
-            while next(iter(self._ended.values()))[0] < now - RECENT_S:
+            self._ended[session_id] = now
+            while next(iter(self._ended.values())) < now - RECENT_S:
                 self._ended.popitem(last=False)
             self._left.set()
 
@@ -152,20 +149,11 @@ class LiveSessions:
             self._left.clear()
             await self._left.wait()
 
-    def _returns(self, session_id: str) -> int:
-        """Return how many streams of a session have ended in a row, the last one a moment ago or by its next; 0 if none
-        has."""
-        if (live := self.streams.get(session_id)) is not None:
-            return live.returns + 1
-        ended_at, returns = self._ended.get(session_id, (-math.inf, 0))
-        return returns if ended_at > time.monotonic() - RECENT_S else 0
-
     def _refuse_beyond_share(self, claims: Claims) -> None:
         """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while
         its tenant may have no new one. A session that was live a moment ago may attach again."""
         tenant, most = claims.tenant, claims.max_streams
-        others = (stream for stream in self.streams.values() if stream.session_id != claims.session_id)
-        if most and sum(stream.claims.tenant == tenant for stream in others) >= most:
+        if most and sum(stream.claims.tenant == tenant for stream in self.streams.values()) >= most:
             raise Overloaded(
                 f"tenant {tenant} has all the {most} streams that it may have at one verifier; try again once one has"
                 " ended",
@@ -175,7 +163,7 @@ class LiveSessions:
         passed_s = now - told_at
         if passed_s >= TOLD_S or not (everybody or tenant in tenants):
             return
-        recent = 0 < self._returns(claims.session_id) <= MOST_RETURNS
+        recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
         if not recent and claims.place_until_unix < store_unix + passed_s:
             why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
             raise Overloaded(

@@ -21,9 +21,8 @@ from cloud_verifier.config import LIMITS, VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
-from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.live_sessions import LiveSessions
-from cloud_verifier.front.session_stream import SessionStream
+from cloud_verifier.front.session_stream import Requests, SessionStream
 from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
 from cloud_verifier.traffic.recorder import PROMPT_TOKENS, RecordedSession
 from outrider.core.errors import (
@@ -180,7 +179,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         try:
             stream = self._begin(*await self._admit(requests, ticket_of(metadata)))
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
-            await context.write(stream.opened(self._verifier_id, self._ready.vocabulary_size))
+            await context.write(stream.opened(self._verifier_id))
             release = functools.partial(self.live.release, stream)
             await stream.run(requests, context.write, self._on_first_rtt, release)
         except grpc.aio.InternalError as error:  # as in `_write`

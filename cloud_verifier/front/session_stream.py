@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
@@ -13,12 +16,14 @@ from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.directives import DirectiveState
 from cloud_verifier.front.heartbeat import Heartbeat
-from cloud_verifier.front.inbound import InboundMessages, RateLimiter, Requests
-from outrider.core.errors import OutriderError
+from outrider.core.errors import BadRequest, OutriderError, ProtocolViolation
 from outrider.core.protocol.messages import Directive
+from outrider.wire import checks
 from outrider.wire.padding import least_bytes, padded
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
+
+Requests = AsyncIterator[session_pb2.ClientMessage]
 
 PING_S = 0.5
 """Seconds between two pings to a device, which show it that the verifier lives."""
@@ -29,6 +34,30 @@ MESSAGES_PER_S, BURST = 1_000.0, 200
 device. An honest device sends a message every 2 ms, and answers to pings."""
 FAREWELL_S = 1.0
 """Seconds that a device has to close its side after its last Commit."""
+NODES_PER_MESSAGE = 32
+"""Nodes that cost the engine about as much as the message that carries them, even if it has seen them before."""
+
+
+class RateLimiter:
+    """Limits messages by a token bucket: `burst` of them pass at once, `per_second` over time.
+
+    A device that sends faster is read later, not refused: what is not read stays with the device by flow control.
+    """
+
+    def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._clock = clock
+        self._left = float(burst)
+        self._last = clock()
+
+    def delay_s(self, nodes: int = 0) -> float:
+        """Count one message with `nodes` nodes; return how many seconds to wait before the next one is read."""
+        now = self._clock()
+        saved = min(self._burst, self._left + self._per_second * (now - self._last))
+        self._left = saved - (1.0 + nodes / NODES_PER_MESSAGE)
+        self._last = now
+        return max(0.0, -self._left / self._per_second)
 
 
 class SessionStream:
@@ -60,19 +89,10 @@ class SessionStream:
         """Whether the engine sends the session's tokens for the traffic log."""
         self.counters = StreamCounters(counters, claims.tenant if claims.api_key_id else "")
         self.heartbeat = Heartbeat(PING_S, SILENCE_S)
-        self.returns = 0
-        """How many streams of the session have ended in a row before this one (LiveSessions)."""
         self._directives = DirectiveState(config.directive, claims.limits)
-        self._inbound = InboundMessages(
-            epoch=self.epoch,
-            in_flight=claims.limits.in_flight,
-            vocabulary_size=vocabulary_size,
-            limiter=RateLimiter(MESSAGES_PER_S, BURST),
-            heartbeat=self.heartbeat,
-            counters=self.counters,
-            send=self._send,
-            drain=host.drain,
-        )
+        self._vocabulary_size = vocabulary_size
+        self._limiter = RateLimiter(MESSAGES_PER_S, BURST)
+        self._cancelled = False
         self._host = host
         self._inbox = host.register(self.session_id, self.epoch)
         """Events of the engine for this epoch. An event without a kind has the stream look at what else is due."""
@@ -96,14 +116,14 @@ class SessionStream:
         """Return the round trip to the device in milliseconds; 0 while it is unknown."""
         return self.heartbeat.rtt_ms
 
-    def opened(self, verifier_id: str, vocabulary_size: int) -> session_pb2.ServerMessage:
+    def opened(self, verifier_id: str) -> session_pb2.ServerMessage:
         """Return the answer to the device's Open."""
         answer = session_pb2.Opened(
             epoch=self.epoch,
             verifier_id=verifier_id,
             limits=self.claims.limits.message,
             directive=self._next_directive(),
-            vocabulary_size=vocabulary_size,
+            vocabulary_size=self._vocabulary_size,
         )
         return padded(session_pb2.ServerMessage(opened=answer), self._least_bytes)
 
@@ -138,7 +158,7 @@ class SessionStream:
         The stream ends when the device has closed its side.
         A device that has closed its side can still receive: it gets what comes before its silence ends the session.
         """
-        reading = asyncio.create_task(self._inbound.read(requests, on_first_rtt))
+        reading = asyncio.create_task(self._read(requests, on_first_rtt))
         reading.add_done_callback(lambda _: self._wake())
         try:
             while True:
@@ -164,6 +184,65 @@ class SessionStream:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reading
+
+    async def _read(self, requests: Requests, on_first_rtt: Callable[[], None]) -> None:
+        """Check what the device sends, and pass it to the engine, until the device closes its side.
+
+        Raises BadRequest for a message that breaks a bound or the protocol.
+        """
+        try:
+            async for message in requests:
+                kind, nodes = message.WhichOneof("kind"), 0
+                match kind:
+                    case "append":
+                        nodes = self._append(message.append)
+                    case "cancel":
+                        self._cancel(message.cancel)
+                    case "pong":
+                        self._pong(message.pong, on_first_rtt)
+                    case "draft":
+                        checks.check_draft_in_use(message.draft)
+                        self._send(draft=message.draft)
+                    case _:
+                        what = f"a message of kind {kind} came mid-stream, must be append, cancel, pong or draft"
+                        raise ProtocolViolation(what, field="kind")
+                if kind != "pong":  # the round trips are measured even while the engine is behind
+                    await self._host.drain()
+                if delay_s := self._limiter.delay_s(nodes):
+                    await asyncio.sleep(delay_s)
+        except DecodeError:  # it comes from outside, and is no defect
+            raise BadRequest("a message on the stream cannot be parsed, must be a ClientMessage") from None
+
+    def _append(self, append: session_pb2.Append) -> int:
+        """Check all that one message shows; the protocol's state machine in the engine checks what needs the session's
+        state. Return the number of its nodes."""
+        nodes, most = len(append.token), self.claims.limits.in_flight
+        if nodes > most:
+            raise ProtocolViolation.bound("nodes in append.token", nodes, f"at most {most}, limits.in_flight")
+        checks.check_append(append, vocabulary_size=self._vocabulary_size)
+        append.epoch = self.epoch
+        self.heartbeat.sign_of_life()
+        self.counters.append(append.first_id, nodes)
+        self._send(append=append)
+        return nodes
+
+    def _cancel(self, cancel: session_pb2.Cancel) -> None:
+        """Pass the first Cancel on; further ones change nothing."""
+        if cancel.epoch != self.epoch:
+            raise ProtocolViolation.bound("cancel.epoch", cancel.epoch, f"{self.epoch}, the stream's")
+        if not self._cancelled:
+            self._cancelled = True
+            self._send(cancel=cancel)
+
+    def _pong(self, pong: session_pb2.Pong, on_first_rtt: Callable[[], None]) -> None:
+        """Measure the round trip, and tell the engine."""
+        known = self.heartbeat.rtt_ms > 0.0
+        sample_ms = self.heartbeat.pong(pong.nonce)
+        if sample_ms is not None:
+            self.counters.round_trip(sample_ms)
+            self._send(update=engine_pb2.SessionUpdate(rtt_ms=self.heartbeat.rtt_ms))
+            if not known:
+                on_first_rtt()
 
     def _due(self) -> Iterator[session_pb2.ServerMessage]:
         """Yield what is due beside commits. Raises Unavailable if the device has been silent for too long."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from scripted_engine import VOCABULARY, front
 
-from cloud_verifier.front.counters import FrontCounters, StreamCounters
-from cloud_verifier.front.heartbeat import Heartbeat
-from cloud_verifier.front.inbound import NODES_PER_MESSAGE, InboundMessages, RateLimiter
+from cloud_verifier.config import LIMITS
+from cloud_verifier.front.session_stream import NODES_PER_MESSAGE, RateLimiter
 from outrider.core.errors import BadRequest
 from outrider.wire.v1 import session_pb2
 
@@ -37,41 +38,28 @@ def test_a_burst_goes_through_and_what_follows_goes_at_the_rate():
 # --- what a device sends
 
 
-def append(*tokens: int) -> session_pb2.ClientMessage:
-    return session_pb2.ClientMessage(append=session_pb2.Append(first_id=1, up=[0] * len(tokens), token=tokens))
+def append(*tokens: int) -> dict[str, session_pb2.Append]:
+    return {"append": session_pb2.Append(first_id=1, up=[0] * len(tokens), token=tokens)}
 
 
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (append(1, 2, 3, 4), "nodes in append.token is 4, must be at most 3, limits.in_flight"),
-        (append(10), "a token id in append.token is 10, must be less than 10"),
-        (session_pb2.ClientMessage(cancel=session_pb2.Cancel(epoch=8)), "cancel.epoch is 8, must be 7, the stream's"),
-        (session_pb2.ClientMessage(draft=session_pb2.DraftInUse(release="a b")), "draft.release is"),
-        (session_pb2.ClientMessage(open=session_pb2.Open()), "kind open"),
-        (session_pb2.ClientMessage(), "kind None"),
+        (append(*range(LIMITS.in_flight + 1)), "nodes in append.token is 129, must be at most 128, limits.in_flight"),
+        (append(VOCABULARY), f"a token id in append.token is {VOCABULARY}, must be less than {VOCABULARY}"),
+        ({"cancel": session_pb2.Cancel(epoch=8)}, "cancel.epoch is 8, must be 1, the stream's"),
+        ({"draft": session_pb2.DraftInUse(release="a b")}, "draft.release is"),
+        ({"open": session_pb2.Open()}, "kind open"),
+        ({}, "kind None"),
     ],
 )
-async def test_what_breaks_a_bound_reaches_no_engine_and_is_counted_as_nothing(message, said):
-    async def requests() -> AsyncIterator[session_pb2.ClientMessage]:
-        yield message
-
-    async def nothing() -> None:
-        pass
-
-    sent: list[str] = []
-    counts = FrontCounters()
-    messages = InboundMessages(
-        epoch=7,
-        in_flight=3,
-        vocabulary_size=10,
-        limiter=RateLimiter(1e6, 100),
-        heartbeat=Heartbeat(0.5, 20.0),
-        counters=StreamCounters(counts),
-        send=lambda **kind: sent.extend(kind),
-        drain=nothing,
-    )
-    with pytest.raises(BadRequest) as refused:
-        await messages.read(requests(), lambda: None)
-    assert said in str(refused.value)
-    assert (sent, counts.appends) == ([], 0)
+async def test_what_breaks_a_bound_reaches_no_engine_and_is_counted_as_nothing(
+    message: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    async with front(tmp_path) as verifier:
+        stream = await verifier.open("s")
+        await stream.send(**message)
+        refused = await stream.refusal()
+        assert isinstance(refused, BadRequest) and said in str(refused)
+        kinds = {request.WhichOneof("kind") for request in verifier.engine.requests}
+        assert kinds <= {"start", "update", "stop"} and verifier.service.counters.appends == 0

@@ -111,23 +111,6 @@ async def test_a_ticket_that_is_revoked_while_its_open_is_awaited_is_refused(
         assert len(shown) == 3
 
 
-@pytest.mark.parametrize("after_its_end", [True, False])
-async def test_a_session_comes_back_so_many_times_in_a_row_and_then_needs_a_place(
-    verifier: Front, monkeypatch: pytest.MonkeyPatch, after_its_end: bool
-) -> None:
-    monkeypatch.setattr(live_sessions, "MOST_RETURNS", 2)
-    shown = ticket("acme", "a", until_unix=STORE_UNIX + 60)
-    for epoch in range(1, 4):
-        stream = await verifier.open("a", epoch=epoch, ticket=shown)
-        verifier.service.live.hold_back(STORE_UNIX + 100, True, ())
-        if after_its_end:
-            stream.call.cancel()
-            await until(lambda: "a" not in verifier.tenants)
-    error = await (await verifier.open("a", epoch=8, wait=False, ticket=shown)).refusal()
-    assert "no place is kept for this session" in str(error)
-    await verifier.open("a", epoch=9, ticket=ticket("acme", "a", until_unix=STORE_UNIX + 200))
-
-
 async def test_a_tenant_that_opens_nothing_on_its_streams_keeps_nobody_out(
     verifier: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:

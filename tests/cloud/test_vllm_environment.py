@@ -17,7 +17,6 @@ from cloud_verifier import vllm_environment
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import launcher
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.engine_process.launcher import EngineLauncher
 from outrider.core.errors import ModelRefused
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +58,9 @@ def test_the_environment_has_the_version_that_the_engine_works_with(
 
 async def started(config: VerifierConfig) -> None:
     """Start and end the engine's process."""
-    processes = EngineLauncher(config)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = await processes.start(theirs)
+        process = await launcher.start_process(config, theirs)
         await process.wait()
 
 
@@ -101,10 +99,10 @@ def test_another_interpreter_finds_our_packages_and_nothing_else_of_this_install
 
 
 def test_a_folder_that_others_may_write_to_is_not_taken_for_our_packages(temporary: Path) -> None:
-    folder = launcher.folder_of_packages(EngineLauncher.packages)
+    folder = launcher.folder_of_packages(launcher.PACKAGES)
     folder.chmod(0o777)
     with pytest.raises(ModelRefused, match="this user alone"):
-        launcher.folder_of_packages(EngineLauncher.packages)
+        launcher.folder_of_packages(launcher.PACKAGES)
 
 
 async def loaded(config: VerifierConfig) -> None:
