@@ -9,10 +9,9 @@ balancing"). Whether there is room is decided where the place is claimed (`store
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
-from coordinator.records import PlacementRequest
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -45,20 +44,23 @@ def best(found: Sequence[Room]) -> Room | None:
     return min(willing[:CHOICES], key=lambda one: one.load, default=None)
 
 
-def candidates(fleet: Fleet, request: PlacementRequest, draw: random.Random) -> list[str]:
-    """Return the verifiers that can serve the request in random order, those that have failed the session last."""
+def candidates(fleet: Fleet, wanted: Target, failed: Container[str], draw: random.Random) -> list[str]:
+    """Return the verifiers that can serve the target in random order, those that have failed the session last."""
     # Of many verifiers most have the very same target.
-    serving = {id(target) for target in {id(one): one for one in fleet.values()}.values() if fits(target, request)}
+    serving = {id(target) for target in {id(one): one for one in fleet.values()}.values() if fits(target, wanted)}
     fitting = [verifier_id for verifier_id, target in fleet.items() if id(target) in serving]
     draw.shuffle(fitting)
-    return sorted(fitting, key=request.failed.__contains__)
+    return sorted(fitting, key=failed.__contains__)
 
 
-def fits(target: Target, request: PlacementRequest) -> bool:
-    """Return whether a verifier of this target could give the session the right tokens at all."""
-    if request.weights is not None:
-        return target.weights == request.weights
-    return not request.target or target.name == request.target
+def fits(target: Target, wanted: Target) -> bool:
+    """Return whether a verifier of this target could give the session the right tokens at all.
+
+    wanted: what the session is bound to; without hashes, in a new session, any of its name, if it has one.
+    """
+    if wanted.weights_hash:
+        return target.weights == wanted.weights
+    return wanted.name in ("", target.name)
 
 
 def sole_target(fleet: Fleet, wanted: str) -> str:
@@ -73,25 +75,25 @@ def sole_target(fleet: Fleet, wanted: str) -> str:
     return names[0]
 
 
-def refusal(fleet: Fleet, request: PlacementRequest, alive: int) -> OutriderError:
+def refusal(fleet: Fleet, wanted: Target, alive: int) -> OutriderError:
     """Return the error for a session that no verifier took; `alive` would fit and are full, draining or cordoned."""
     if alive:
         return Overloaded(
-            f"all {alive} verifiers of target {request.target!r} are full, draining or cordoned; ask again, or start"
+            f"all {alive} verifiers of target {wanted.name!r} are full, draining or cordoned; ask again, or start"
             " another",
             retry_after_s=1.0,
         )
-    if request.weights is not None:
+    if wanted.weights_hash:
         return Unavailable(
-            f"no live verifier serves target {request.target!r} with weights {request.weights[0]!r} and tokenizer"
-            f" {request.weights[1]!r}, which the session is bound to; ask again once one has registered"
+            f"no live verifier serves target {wanted.name!r} with weights {wanted.weights_hash!r} and tokenizer"
+            f" {wanted.tokenizer_hash!r}, which the session is bound to; ask again once one has registered"
         )
     names = sorted({target.name for target in fleet.values()})
     if not names:
         return Unavailable(
             "no verifier is registered; start one, or ask again once it has registered", retry_after_s=1.0
         )
-    return NotFound(f"no verifier serves target {request.target!r}; the cluster serves {_list(names)}")
+    return NotFound(f"no verifier serves target {wanted.name!r}; the cluster serves {_list(names)}")
 
 
 def _list(names: Sequence[str], most: int = 10) -> str:

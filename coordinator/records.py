@@ -1,4 +1,4 @@
-"""Define the values that the coordinator's servicers, stores and window control exchange."""
+"""Define what is measured of sessions that are expected to be alike."""
 
 from __future__ import annotations
 
@@ -28,23 +28,3 @@ class Prior:
     """Usual time for one level of a device's tree; 0 if not known."""
     nodes_per_level: float = 0.0
     """Usual nodes of a level; 0 if not known."""
-
-
-@dataclass(frozen=True)
-class PlacementRequest:
-    """The requirements of a session on the verifier that is to serve it."""
-
-    target: str = ""
-    """Name of the target; empty if the cluster serves just one. If `weights` is given, it is for messages only."""
-    weights: tuple[str, str] | None = None
-    """Weights and tokenizer hash that the session is bound to; None binds it to those of the verifier chosen."""
-    failed: frozenset[str] = frozenset()
-    """Verifiers to avoid while any other has room."""
-    draft: str = ""
-    """Release of the device's draft; empty if it has none."""
-    traffic: str = ""
-    """Traffic class; may be empty."""
-    prompt_tokens: int = 0
-    """Tokens of the prompt; 0 if the session will generate nothing."""
-    device_id: str = ""
-    """Id by which the device is drawn for trials of drafts, as it says itself; empty if it has none."""

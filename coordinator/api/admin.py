@@ -13,7 +13,6 @@ from coordinator.api.authentication import Caller, tenant_name
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import SESSION_MS, TICKET_MS
 from coordinator.store import quotas
-from coordinator.store.redis_store import SESSIONS_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.text import short_id
 from outrider.wire.bounds import at_most
@@ -24,6 +23,8 @@ log = logging.getLogger(__name__)
 
 CORDON_MS = 30 * 86_400_000
 """Milliseconds for which a cordon outlives its verifier."""
+SESSIONS_AT_ONCE = 256
+"""Sessions that are read at once, so that nobody waits long for Redis."""
 MAX_SCANNED = 10_000
 """Sessions looked at for one page: a tenant with few of them is found over several pages."""
 DEFAULT_PAGE = 500
@@ -180,12 +181,11 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         return found, ""
 
 
-def _limits(limits: pb.TenantLimits) -> dict[str, int]:
-    """Return the limits that are to be set, by their names."""
-    found: dict[str, int] = {field.name: value for field, value in limits.ListFields()}  # a 0 that is given, too
-    for name, value in found.items():
-        at_most(f"limits.{name}", value, getattr(quotas.GREATEST_LIMITS, name))
-    return found
+def _limits(limits: pb.TenantLimits) -> pb.TenantLimits:
+    """Return the limits that are to be set. Raises BadRequest for what is too much."""
+    for field, value in limits.ListFields():
+        at_most(f"limits.{field.name}", value, getattr(quotas.GREATEST, field.name))
+    return limits
 
 
 def _checked(bounds: pb.WindowBounds) -> pb.WindowBounds:

@@ -13,7 +13,7 @@ from coordinator import placement
 from coordinator.api.authentication import Caller
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S
-from coordinator.records import PlacementRequest, WorkloadKey
+from coordinator.records import WorkloadKey
 from coordinator.store.sessions import EPOCH_SPAN, Placement
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
@@ -42,7 +42,6 @@ PLACED_AT_ONCE, MOST_WAITING = 32, 512
 busy process; and how many more may wait for that."""
 BUSY_S = 1.0
 """Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
-_NO_TARGET = Target("", "", "")
 
 
 class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
@@ -60,20 +59,27 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
         at_most("length of target", len(request.target), MAX_TARGET_TEXT)
         at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
-        wanted = PlacementRequest(
-            target=request.target,
-            prompt_tokens=request.prompt_tokens,
-            draft=label("draft_release", request.draft_release),
-            traffic=label("traffic_class", request.traffic_class),
-            device_id=label("device_id", request.device_id),
-        )
         recording, name = self.authenticator.recording(caller.name), secrets.token_hex(16)
         keep_s = recording.keep_s_of(name)
-        given = (wanted.draft, wanted.traffic, keep_s, keep_s > 0 and recording.prompts)
-        claims = Claims(name, caller.name, "", 0, 0, 0.0, LIMITS, _NO_TARGET, *given, caller.api_key_id)
-        opened = await self._place(claims, wanted)
-        if wanted.draft:
-            workload = WorkloadKey(caller.name, wanted.draft, wanted.traffic, opened.target.weights_hash)
+        claims = Claims(
+            session_id=name,
+            tenant=caller.name,
+            audience="",
+            epoch_first=0,
+            epoch_last=0,
+            expires_unix=0.0,
+            limits=LIMITS,
+            target=Target(request.target, "", ""),
+            draft_release=label("draft_release", request.draft_release),
+            traffic_class=label("traffic_class", request.traffic_class),
+            keep_s=keep_s,
+            keep_prompts=keep_s > 0 and recording.prompts,
+            api_key_id=caller.api_key_id,
+        )
+        device_id = label("device_id", request.device_id)
+        opened = await self._place(claims, device_id=device_id, probes=not request.prompt_tokens)
+        if claims.draft_release:
+            workload = WorkloadKey(caller.name, claims.draft_release, claims.traffic_class, opened.target.weights_hash)
             opened.MergeFrom(pb.OpenSessionResponse(prior=await self._prior(workload)))
         return opened
 
@@ -88,15 +94,8 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         at_most("last_epoch", request.last_epoch, MAX_EPOCH)
         failed = frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers)
         claims = self._owner(caller.name, request)
-        wanted = PlacementRequest(
-            target=claims.target.name,
-            weights=claims.target.weights,
-            failed=failed,
-            draft=claims.draft_release,
-            traffic=claims.traffic_class,
-        )
         floor = max(request.last_epoch, claims.epoch_last)
-        return await self._place(replace(claims, epoch_last=floor, api_key_id=caller.api_key_id), wanted)
+        return await self._place(replace(claims, epoch_last=floor, api_key_id=caller.api_key_id), failed=failed)
 
     @rpc
     async def CloseSession(self, request: pb.CloseSessionRequest, caller: Caller) -> pb.CloseSessionResponse:
@@ -117,8 +116,14 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         canary, base_url = release.state == pb.RELEASE_STATE_CANARY, self.releases.base_url
         return pb.OfferReleaseResponse(serial=serial, manifest=release.manifest, canary=canary, base_url=base_url)
 
-    async def _place(self, claims: Claims, request: PlacementRequest) -> pb.OpenSessionResponse:
-        """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session."""
+    async def _place(
+        self, claims: Claims, *, failed: frozenset[str] = frozenset(), device_id: str = "", probes: bool = False
+    ) -> pb.OpenSessionResponse:
+        """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session.
+
+        failed: verifiers to avoid while any other has room. device_id: by which the device is drawn for trials of
+        drafts. probes: whether it has no prompt; a device may make such a session every few seconds, or fetch files.
+        """
         kind = "resume" if claims.epoch_last else "open"
         turns = self._turns[kind]
         busy = Overloaded(
@@ -136,17 +141,20 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         finally:
             self._waiting[kind] -= 1
         try:
-            placed = await self._placed(claims, request)
+            placed = await self._placed(claims, failed, device_id)
         finally:
             turns.release()
         self.counters.placed[kind, "yes" if placed.standby else "no"] += 1
         logs.note(session=claims.session_id)
-        # A session without a prompt is a probe, of which a device may make one every few seconds, or fetches files.
-        level = logging.INFO if request.prompt_tokens or claims.epoch_last else logging.DEBUG
-        log.log(level, "placed on %s with epochs from %d", placed.primary.verifier_id, placed.epoch)
+        log.log(
+            logging.DEBUG if probes else logging.INFO,
+            "placed on %s with epochs from %d",
+            placed.primary.verifier_id,
+            placed.epoch,
+        )
         return await self._opened(claims, placed)
 
-    async def _placed(self, claims: Claims, request: PlacementRequest) -> Placement:
+    async def _placed(self, claims: Claims, failed: frozenset[str], device_id: str) -> Placement:
         """Place the session by the fleet as it was read a little before, or refuse it by what was read a moment ago."""
         fleet: placement.Fleet = {}
         refused: OutriderError | None = None
@@ -155,15 +163,15 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
             if refused is not None and fleet is before:
                 break
             try:
-                named = replace(request, target=placement.sole_target(fleet, request.target))
+                wanted = replace(claims.target, name=placement.sole_target(fleet, claims.target.name))
             except BadRequest as error:
                 refused = error
                 continue
-            ranked = placement.candidates(fleet, named, self._draw)
-            placed = await self.sessions.place(claims, named, ranked)
+            ranked = placement.candidates(fleet, wanted, failed, self._draw)
+            placed = await self.sessions.place(replace(claims, target=wanted), ranked, failed, device_id)
             if not isinstance(placed, int):
                 return placed
-            refused = placement.refusal(fleet, named, placed)
+            refused = placement.refusal(fleet, wanted, placed)
         raise refused or Unavailable("no verifier is registered")
 
     async def _opened(self, claims: Claims, placed: Placement) -> pb.OpenSessionResponse:

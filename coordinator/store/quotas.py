@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from coordinator.store import keys, redis_codec
@@ -19,26 +18,13 @@ from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-
-@dataclass(frozen=True)
-class TenantLimits:
-    """The most that one tenant may use; 0 is no limit."""
-
-    max_places: int = 0
-    """Places on verifiers at once."""
-    opens_per_minute: int = 0
-    """Sessions that are opened; as many at once after a minute without any."""
-    tokens_per_minute: int = 0
-    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
-    max_streams: int = 0
-    """Streams at once at one verifier."""
-
-
-GREATEST_LIMITS = TenantLimits(1_000_000, 1_000_000, 1_000_000_000, 1_000_000)
-"""Bounds of tenants' limits."""
-DEFAULTS = TenantLimits(opens_per_minute=6_000)
+DEFAULTS = pb.TenantLimits(max_places=0, opens_per_minute=6_000, tokens_per_minute=0, max_streams=0)
 """Limits of tenants for whom an operator has set no others: they bound what a flood costs the coordinator, and the
 memory of Redis."""
+GREATEST = pb.TenantLimits(
+    max_places=1_000_000, opens_per_minute=1_000_000, tokens_per_minute=1_000_000_000, max_streams=1_000_000
+)
+"""Bounds of tenants' limits."""
 USE_MS = 7_200_000
 """Tokens keep no tenant out for more than an hour (tenant_use.lua); what is older does not count."""
 RUNNING_MS = 60_000
@@ -58,20 +44,12 @@ ATTACH_GRACES = 6
 """The record of a session that no device attaches to is kept for so many times as long as its place."""
 
 
-def written(limits: Mapping[str, int]) -> bytes:
-    """Return limits as Redis keeps them; those that are left out are the coordinator's."""
-    return pb.TenantLimits(**limits).SerializeToString()
-
-
-def own_limits(record: str | bytes | None) -> dict[str, int]:
-    """Return the limits that an operator has set, by name. record: as Redis keeps them; None for none."""
-    found = pb.TenantLimits.FromString(record if isinstance(record, bytes) else redis_codec.written(record))
-    return {field.name: value for field, value in found.ListFields()}
-
-
-def limits_from(record: str | bytes | None) -> TenantLimits:
-    """Return the limits that hold."""
-    return TenantLimits(**(asdict(DEFAULTS) | own_limits(record)))
+def limits_from(record: str | None) -> pb.TenantLimits:
+    """Return the limits that hold. record: those that an operator has set, as Redis keeps them; None for none."""
+    limits = pb.TenantLimits()
+    limits.CopyFrom(DEFAULTS)
+    limits.MergeFromString(redis_codec.written(record))
+    return limits
 
 
 def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:
@@ -87,7 +65,7 @@ def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:
     return Overloaded(what, retry_after_s=after_s)
 
 
-async def count_open(store: RedisStore, tenant: str, limits: TenantLimits) -> None:
+async def count_open(store: RedisStore, tenant: str, limits: pb.TenantLimits) -> None:
     """Count a session that its tenant opens. Raises Overloaded or Unavailable."""
     _, _, which, after_ms, _ = await _use(store, tenant, limits, opens=1)
     if which:
@@ -102,7 +80,7 @@ async def take_back(store: RedisStore, tenant: str) -> None:
 
 
 async def count_tokens(
-    store: RedisStore, tokens: Mapping[str, int], limits: Mapping[str, TenantLimits], exhausted: Collection[str]
+    store: RedisStore, tokens: Mapping[str, int], limits: Mapping[str, pb.TenantLimits], exhausted: Collection[str]
 ) -> tuple[str, ...]:
     """Count generated tokens by tenant; return whose tokens are used up. Raises Unavailable.
 
@@ -118,23 +96,19 @@ async def count_tokens(
     return tuple(sorted(({*exhausted} | {*used_up}) - {*over}))[:MOST_EXHAUSTED]
 
 
-async def find(store: RedisStore, tenants: Sequence[str]) -> dict[str, tuple[TenantLimits, pb.TenantUse]]:
-    """Return limits and use of these tenants. Raises Unavailable."""
-    if not tenants:
-        return {}
-    [records] = await store.call("tenant_limits", [("HMGET", keys.TENANT_LIMITS, *tenants)])
-    limits = {name: limits_from(record) for name, record in zip(tenants, records, strict=True)}
+async def find(store: RedisStore, tenant: str) -> tuple[pb.TenantLimits, pb.TenantUse]:
+    """Return limits and use of a tenant. Raises Unavailable."""
     now = f"({int(1000 * await store.now_unix())}"
-    commands = [("ZCOUNT", keys.tenant_places(name), now, "+inf") for name in tenants]
-    places = await store.call("tenant_places", commands)
-    uses = await asyncio.gather(*(_use(store, name, limits[name]) for name in tenants))
-    return {
-        name: (limits[name], pb.TenantUse(places=held, opens=float(use[0]), tokens=float(use[1])))
-        for name, held, use in zip(tenants, places, uses, strict=True)
-    }
+    reads = [("HGET", keys.TENANT_LIMITS, tenant), ("ZCOUNT", keys.tenant_places(tenant), now, "+inf")]
+    record, places = await store.call("tenant_limits", reads)
+    limits = limits_from(record)
+    opens, tokens, *_ = await _use(store, tenant, limits)
+    return limits, pb.TenantUse(places=places, opens=float(opens), tokens=float(tokens))
 
 
-async def _use(store: RedisStore, tenant: str, limits: TenantLimits, *, opens: int = 0, tokens: int = 0) -> list[Any]:
+async def _use(
+    store: RedisStore, tenant: str, limits: pb.TenantLimits, *, opens: int = 0, tokens: int = 0
+) -> list[Any]:
     """Return the reply of tenant_use.lua."""
     arguments = [limits.opens_per_minute, limits.tokens_per_minute, USE_MS, opens, tokens]
     reply: list[Any] = await store.run("tenant_use", [keys.tenant_use(tenant)], arguments)

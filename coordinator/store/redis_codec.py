@@ -45,8 +45,7 @@ def session_status(
 ) -> pb.SessionStatus:
     """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
     of it, and `placed`, the hash session:<id>. decided: on its window, None if nothing is."""
-    told = reported.split(" ", 3)[3] if reported else None  # behind what record_telemetry.lua keeps
-    telemetry = telemetry_pb2.SessionTelemetry.FromString(written(told))
+    telemetry = telemetry_pb2.SessionTelemetry.FromString(written(reported))
     telemetry.session_id = session_id
     for field, name in (("tenant", "tenant"), ("draft_release", "draft"), ("traffic_class", "traffic")):
         setattr(telemetry, field, getattr(telemetry, field) or placed.get(name, ""))
@@ -83,7 +82,7 @@ def devices(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, str]:
 
 def prior_from(record: Mapping[str, str]) -> Prior:
     return Prior(
-        bytes(int(digit) for digit in record.get("acceptance_history", "")),
+        written(record.get("acceptance_history")),
         float(record.get("draft_ms", 0)),
         float(record.get("nodes_per_level", 0)),
     )

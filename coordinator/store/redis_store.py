@@ -33,8 +33,6 @@ TIMEOUT_S = 2.0
 """Longest wait for one command; callers then try another coordinator."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
-SESSIONS_AT_ONCE = 256
-"""Sessions that one script writes, so that no script holds Redis for more than about a millisecond."""
 _AWAY = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from coordinator import placement
-from coordinator.records import PlacementRequest, Prior, WorkloadKey
+from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
-from coordinator.store.quotas import TenantLimits
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
@@ -41,12 +40,14 @@ class _Session(NamedTuple):
     """Holds what is known of a session that is to be placed, and of its tenant."""
 
     claims: Claims
-    request: PlacementRequest
+    failed: Collection[str]
+    """Verifiers to avoid while any other has room."""
+    device_id: str
     placed_on: Sequence[str]
     """Verifiers on which it may have a place already."""
     moves: bool
     """Whether it runs, and goes on whatever its tenant has used."""
-    limits: TenantLimits
+    limits: pb.TenantLimits
     waiting: Sequence[str]
     """Other tenants that wait for a place at the target, those that asked last."""
     now_ms: int
@@ -64,28 +65,31 @@ class SessionStore:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    async def place(self, claims: Claims, request: PlacementRequest, ranked: Sequence[str]) -> Placement | int:
+    async def place(
+        self, claims: Claims, ranked: Sequence[str], failed: Collection[str], device_id: str
+    ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs.
 
         Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it, Overloaded if
         its tenant may not have another one now.
 
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one. ranked: verifiers in the order of placement.candidates.
+        greater than their last one, and their target what the session is bound to, or the one that was named. ranked:
+        verifiers in the order of placement.candidates. failed: those to avoid while any other has room.
         """
         facts = "closed", "live", "moves", "reporter", "verifier"
         commands: list[Command] = [("HMGET", keys.session(claims.session_id), *facts), ("TIME",)]
         commands += [("HGET", keys.TENANT_LIMITS, claims.tenant)]
-        commands += [("ZREVRANGE", keys.waiting(request.target), 0, quotas.MOST_WAITING - 1, "WITHSCORES")]
+        commands += [("ZREVRANGE", keys.waiting(claims.target.name), 0, quotas.MOST_WAITING - 1, "WITHSCORES")]
         (closed, live, moved, *placed_on), time, own, waiting = await self._store.call("placing", commands)
         _raise_if_over(closed, claims.session_id)
         now_ms, reported = milliseconds(time), int(live or 0)
-        limits = quotas.limits_from(own) if claims.api_key_id else TenantLimits()
+        limits = quotas.limits_from(own) if claims.api_key_id else pb.TenantLimits()
         others = [name for name, until in scored(waiting) if until > now_ms and name != claims.tenant]
         moves = claims.epoch_last > 0 and int(moved or 0) < quotas.MOST_MOVES
         moves = moves and reported > 0 and now_ms - reported < quotas.RUNNING_MS
         known = tuple({name for name in placed_on if name})
-        session = _Session(claims, request, known, moves, limits, others, now_ms)
+        session = _Session(claims, failed, device_id, known, moves, limits, others, now_ms)
         if moves or not session.shares:
             return await self._place(session, ranked)
         await quotas.count_open(self._store, claims.tenant, limits)
@@ -137,15 +141,13 @@ class SessionStore:
         alive, found = 0, []
         for i, name in enumerate(candidates):
             (registered, target, live, draining), used, cordoned = replies[3 * i : 3 * i + 3]
-            if registered is None or not placement.fits(redis_codec.target_from(target), session.request):
+            if registered is None or not placement.fits(redis_codec.target_from(target), session.claims.target):
                 continue
             alive += 1
             verifier = pb.RegisterRequest.FromString(redis_codec.written(registered))
             load = max(used, int(live or 0)) / verifier.capacity_sessions
             if draining != "1" and (name in placed_on or (load < 1.0 and not cordoned)):
-                found.append(
-                    placement.Room(verifier, redis_codec.target_from(target), name in session.request.failed, load)
-                )
+                found.append(placement.Room(verifier, redis_codec.target_from(target), name in session.failed, load))
         # Of tenants that want more, the one with the least gets the next place (max-min fairness).
         if session.shares and not session.moves and found and any(count < places for count in of_others):
             await self._wait(session)
@@ -156,15 +158,15 @@ class SessionStore:
         self, session: _Session, primary: placement.Room, standby: placement.Room | None
     ) -> Placement | None:
         """Take a place and two ranges of epochs, with one script; return None if others were quicker."""
-        claims, request, name = session.claims, session.request, primary.verifier.verifier_id
+        claims, name = session.claims, primary.verifier.verifier_id
         facts = {
             "tenant": claims.tenant,
             "verifier": name,
             "standby": standby.verifier.verifier_id if standby else "",
             "weights": primary.target.weights_hash,
         }
-        facts |= {"draft": request.draft, "traffic": request.traffic} if request.draft else {}
-        facts |= {"device": request.device_id} if request.device_id else {}
+        facts |= {"draft": claims.draft_release, "traffic": claims.traffic_class} if claims.draft_release else {}
+        facts |= {"device": session.device_id} if session.device_id else {}
         touched = [keys.session(claims.session_id), keys.placements(name), keys.tenant_places(claims.tenant)]
         arguments = [claims.session_id, primary.verifier.capacity_sessions, int(session.shares)]
         arguments += [session.limits.max_places, ATTACH_GRACE_MS, quotas.ATTACH_GRACES * ATTACH_GRACE_MS]
@@ -186,7 +188,7 @@ class SessionStore:
 
     async def _wait(self, session: _Session) -> None:
         """Keep that the session's tenant wants a place."""
-        key, now_ms = keys.waiting(session.request.target), session.now_ms
+        key, now_ms = keys.waiting(session.claims.target.name), session.now_ms
         commands: list[Command] = [("ZREMRANGEBYSCORE", key, "-inf", now_ms)]
         commands += [("ZADD", key, now_ms + quotas.WAIT_MS, session.claims.tenant), ("PEXPIRE", key, quotas.WAIT_MS)]
         await self._store.call("waiting", commands)

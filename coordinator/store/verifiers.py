@@ -7,12 +7,13 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from coordinator.config import SESSION_MS, CoordinatorConfig
-from coordinator.records import WorkloadKey
+from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
-from coordinator.store.redis_store import SESSIONS_AT_ONCE, Command, RedisStore, milliseconds, scored
+from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
@@ -25,8 +26,8 @@ RENEW_MS = 10_000
 """Milliseconds after which what is kept of a session that goes on is kept for longer again, and that it runs."""
 PRIOR_MS = 86_400_000
 """A day: a prior without a report since yesterday is measured anew."""
-_DIGITS = bytes(ord("0") + i if i < 10 else ord("?") for i in range(256))
-"""Outcomes as digits."""
+FOLLOW = 1.05
+"""Factor by which a known time moves at most with each session that brings outcomes: no single device moves it far."""
 
 
 class Reported(NamedTuple):
@@ -37,7 +38,7 @@ class Reported(NamedTuple):
     workloads: Mapping[str, WorkloadKey]
     """Workload keys by session id, of the reported sessions that have one."""
     devices: Mapping[str, str]
-    """`device_id` of PlacementRequest by session id, of the reported sessions that were placed here."""
+    """`device_id` of OpenSessionRequest by session id, of the reported sessions that were placed here."""
     bounds: Mapping[str, pb.WindowBounds]
     """Bounds of windows that operators have set, by session id; those of "" are for all others."""
     weights: str
@@ -102,7 +103,7 @@ class VerifierStore:
         known = list(zip(request.sessions, json.loads(facts), strict=True))
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
-        await self._record(verifier_id, live, workloads, config.lease_ms)
+        await self._record(verifier_id, live, workloads, 2 * config.lease_ms)
         answer = pb.ReportResponse(
             known=True,
             drain=bool(drain),
@@ -142,31 +143,43 @@ class VerifierStore:
         return reply
 
     async def _record(
-        self,
-        verifier_id: str,
-        sessions: Sequence[SessionTelemetry],
-        workloads: Mapping[str, WorkloadKey],
-        lease_ms: int,
+        self, verifier_id: str, sessions: Sequence[SessionTelemetry], workloads: Mapping[str, WorkloadKey], keep_ms: int
     ) -> None:
-        """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads."""
-        for start in range(0, len(sessions), SESSIONS_AT_ONCE):
-            written: list[list[Any]] = []
-            messages: list[bytes] = []
-            priors: dict[WorkloadKey, int] = {}
-            for s in sessions[start : start + SESSIONS_AT_ONCE]:
-                # A digit for each position. What a lossy rule accepts is no prior for others.
-                workload = None if s.lossy else workloads.get(s.session_id)
-                number = priors.setdefault(workload, len(priors) + 1) if workload else 0
-                history = s.acceptance_history.translate(_DIGITS).decode() if workload else ""
-                told = [s.session_id, f"{s.epoch:020d}", s.committed, history, s.draft_ms, s.nodes_per_level]
-                written.append([*told, number])
-                kept = SessionTelemetry()
-                kept.CopyFrom(s)
-                kept.ClearField("acceptance_history")  # of which the prior has it
-                messages.append(kept.SerializeToString())
-            arguments = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS, json.dumps(written), *messages]
-            touched = [keys.telemetry(verifier_id), *map(keys.prior, priors)]
-            await self._store.run("record_telemetry", touched, arguments)
+        """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads.
+
+        New are those of the tokens that were committed since the report before. Of a session that has gone on for long
+        while nothing was kept of it, they may have been added already, and are left out. Of two reports at once one may
+        undo what the other adds: a prior is of many.
+        """
+        if not sessions:
+            return
+        # What a lossy rule accepts is no prior for others.
+        known = {s.session_id: workloads[s.session_id] for s in sessions if not s.lossy and s.session_id in workloads}
+        asked, key = list(dict.fromkeys(known.values())), keys.telemetry(verifier_id)
+        reads: list[Command] = [("HMGET", key, *(s.session_id for s in sessions))]
+        reads += [("HGETALL", keys.prior(workload)) for workload in asked]
+        before, *records = await self._store.call("telemetry", reads)
+        priors = dict(zip(asked, map(redis_codec.prior_from, records), strict=True))
+        grown: dict[WorkloadKey, Prior] = {}
+        fields: list[Any] = []
+        for session, text in zip(sessions, before, strict=True):
+            workload, last = known.get(session.session_id), SessionTelemetry.FromString(redis_codec.written(text))
+            new = session.committed - (last.committed if last.epoch == session.epoch else 0)
+            fresh = session.acceptance_history[-new:] if new > 0 else b""
+            if workload and fresh and (text is not None or session.committed <= REPORTED_POSITIONS):
+                grown[workload] = _followed(grown.get(workload, priors[workload]), session, fresh)
+            kept = SessionTelemetry()
+            kept.CopyFrom(session)
+            kept.ClearField("acceptance_history")  # of which the prior has it
+            fields += [session.session_id, kept.SerializeToString()]
+        commands: list[Command] = [("HSET", key, *fields), ("PEXPIRE", key, keep_ms)]
+        for workload, prior in grown.items():
+            # One that is hardly known, as where every request has a class of its own, is kept for a shorter time.
+            hardly = len(prior.acceptance_history) < PRIOR_POSITIONS
+            values = [part for item in asdict(prior).items() for part in item]
+            commands += [("HSET", keys.prior(workload), *values)]
+            commands += [("PEXPIRE", keys.prior(workload), PRIOR_MS // 24 if hardly else PRIOR_MS)]
+        await self._store.call("telemetry", commands)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
@@ -231,3 +244,18 @@ class VerifierStore:
 
         reads = [("HGET", keys.verifier(verifier_id), "instance"), ("GET", cordon)]
         return await self._store.change("update_verifier", [cordon], reads, decide)
+
+
+def _followed(prior: Prior, session: SessionTelemetry, fresh: bytes) -> Prior:
+    """Return a prior with a session's new outcomes, and its times; 0 is an unknown one."""
+
+    def follow(known: float, reported: float) -> float:
+        if known <= 0.0 or reported <= 0.0:
+            return max(known, reported)
+        return max(known / FOLLOW, min(known * FOLLOW, reported))
+
+    return Prior(
+        (prior.acceptance_history + fresh)[-PRIOR_POSITIONS:],
+        follow(prior.draft_ms, session.draft_ms),
+        follow(prior.nodes_per_level, session.nodes_per_level),
+    )

@@ -136,11 +136,6 @@ def _check_logprobs(field: str, message: pb.Commit | pb.PromptLogprobs, vocabula
     _check_ids(f"{field}.top_id", message.top_id, vocabulary_size)
 
 
-def check_cancel(message: pb.Cancel) -> None:
-    """Raise BadRequest for an epoch that none is."""
-    between("cancel.epoch", message.epoch, 1, _MAX_ID)
-
-
 def limits_of(message: pb.SessionLimits) -> SessionLimits:
     """Return a session's limits. Raises BadRequest for those out of bounds."""
     _check_bounds("limits", message, _LIMITS)

@@ -131,20 +131,19 @@ class Signer:
         return cls(key)
 
     @classmethod
-    def load(
-        cls, path: Path, what: str = "publisher key", remedy: str = "make one with `outrider-distill key`"
-    ) -> Signer:
-        """Read the key in a PEM file. what, remedy: what an error calls the key, and its advice if it cannot be read.
-
-        Raises BadRequest if the file cannot be read, is accessible to other users, or holds no Ed25519 key.
-        """
+    def load(cls, path: Path) -> Signer:
+        """Read a publisher's key in a PEM file. Raises BadRequest if the file cannot be read, is accessible to other
+        users, or holds no Ed25519 key."""
         path = path.expanduser()
         try:
             mode, pem = path.stat().st_mode, path.read_bytes()
         except OSError as error:
-            raise BadRequest(f"{what} {path} cannot be read: {error.strerror}; {remedy}", field="key") from error
+            raise BadRequest(
+                f"publisher key {path} cannot be read: {error.strerror}; make one with `outrider-distill key`",
+                field="key",
+            ) from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise BadRequest(f"{what} {path} is accessible to other users; run: chmod 600 {path}", field="key")
+            raise BadRequest(f"publisher key {path} is accessible to other users; run: chmod 600 {path}", field="key")
         return cls.from_pem(pem)
 
     def pem(self) -> bytes:
@@ -235,10 +234,6 @@ def _key_id(ticket: bytes) -> str:
     if not isinstance(key_id, str) or len(key_id) > MAX_KEY_ID:
         raise Unauthenticated("the ticket names no key")
     return key_id
-
-
-def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
-    return session_pb2.TargetIdentity(**vars(target))  # fields have the same names in both
 
 
 def target_from_proto(message: session_pb2.TargetIdentity) -> Target:

@@ -25,14 +25,14 @@ from outrider.core.errors import OutriderError
 from outrider.core.sampling import SamplingParams
 from outrider.wire import channels
 from outrider.wire.status import error_from_rpc
-from outrider.wire.ticket import Target, target_to_proto, ticket_metadata
+from outrider.wire.ticket import Target, ticket_metadata
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 
 VOCABULARY = 101
 VOCABULARY_HASH = b"v" * 32
 TARGET = Target("t", "w", "k")
 READY = engine_pb2.EngineReady(
-    vocabulary_size=VOCABULARY, eos_token_ids=[7], max_sequence=256, target=target_to_proto(TARGET)
+    vocabulary_size=VOCABULARY, eos_token_ids=[7], max_sequence=256, target=session_pb2.TargetIdentity(**vars(TARGET))
 )
 
 

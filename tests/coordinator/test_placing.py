@@ -8,7 +8,6 @@ from peers import identity, until
 
 from coordinator import placement
 from coordinator.api import devices
-from coordinator.records import PlacementRequest
 from coordinator.store.sessions import CANDIDATES_AT_ONCE
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import SessionLimits
@@ -178,9 +177,9 @@ async def test_more_verifiers_than_one_step_looks_at_are_all_used(coordinator):
 def test_candidates_come_in_random_order_and_those_that_failed_last():
     others = verifier("x", name="y"), verifier("z", weights_hash="v")
     fleet = dict([verifier("one"), verifier("lost"), verifier("two"), *others])
-    need = PlacementRequest("demo", ("w", "t"), frozenset({"lost"}))
-    ranked = placement.candidates(fleet, need, random.Random(1))
-    assert ranked == placement.candidates(fleet, need, random.Random(1))
+    wanted = Target("demo", "w", "t")
+    ranked = placement.candidates(fleet, wanted, {"lost"}, random.Random(1))
+    assert ranked == placement.candidates(fleet, wanted, {"lost"}, random.Random(1))
     assert set(ranked[:3]) == {"one", "two", "x"}
     assert ranked[3:] == ["lost"]
 

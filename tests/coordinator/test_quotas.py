@@ -16,17 +16,16 @@ import redis as redis_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.records import PlacementRequest
 from coordinator.store import keys, quotas, sessions
 from coordinator.store.embedded_redis import EmbeddedServer
-from coordinator.store.quotas import TenantLimits
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import SessionStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import BadRequest, NotFound, Overloaded
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.ticket import Claims, Target, target_to_proto
+from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import session_pb2
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("acme", "bobs", "cyan")}
@@ -232,19 +231,19 @@ async def test_the_ticket_carries_the_limit_of_streams(tenants):
     assert tenants.coordinator.read((await tenants.open("bobs")).primary).max_streams == 9
 
 
+def limits_of(places: int, opens: int, tokens: int, streams: int) -> pb.TenantLimits:
+    return pb.TenantLimits(max_places=places, opens_per_minute=opens, tokens_per_minute=tokens, max_streams=streams)
+
+
 async def test_limits_stay_as_they_are_until_they_are_set_or_the_settings_hold_again(start, redis, refused):
-    coordinator = await start(tenant_keys=KEYS, defaults=TenantLimits(7, 30))
+    coordinator = await start(tenant_keys=KEYS, defaults=limits_of(7, 30, 0, 0))
     tenants = Tenants(coordinator, redis)
-
-    def limits(tenant: pb.Tenant) -> TenantLimits:
-        return TenantLimits(**{name: getattr(tenant.limits, name) for name in vars(TenantLimits())})
-
-    assert limits(await tenants.shown("acme")) == TenantLimits(7, 30, 0, 0)
+    assert (await tenants.shown("acme")).limits == limits_of(7, 30, 0, 0)
     await tenants.limit("acme", tokens_per_minute=500, max_places=0)
-    assert limits(await tenants.limit("acme", max_streams=2)) == TenantLimits(0, 30, 500, 2)
-    assert limits(await tenants.shown("acme")) == TenantLimits(0, 30, 500, 2)
-    assert limits(await tenants.shown("bobs")) == TenantLimits(7, 30, 0, 0)
-    assert limits(await tenants.limit("acme", defaults=True, max_streams=5)) == TenantLimits(7, 30, 0, 5)
+    assert (await tenants.limit("acme", max_streams=2)).limits == limits_of(0, 30, 500, 2)
+    assert (await tenants.shown("acme")).limits == limits_of(0, 30, 500, 2)
+    assert (await tenants.shown("bobs")).limits == limits_of(7, 30, 0, 0)
+    assert (await tenants.limit("acme", defaults=True, max_streams=5)).limits == limits_of(7, 30, 0, 5)
     assert isinstance(await refused(tenants.limit("nobody", max_places=1)), NotFound)
     assert isinstance(await refused(tenants.limit("acme", max_places=1_000_001)), BadRequest)
 
@@ -280,7 +279,7 @@ async def test_a_flood_that_is_refused_leaves_nothing_in_redis(tenants, refused)
 
 
 async def test_where_nobody_needs_a_key_there_are_no_limits(start, redis, refused):
-    coordinator = await start(defaults=TenantLimits(1, 1, 0, 1))
+    coordinator = await start(defaults=limits_of(1, 1, 0, 1))
     await coordinator.join("v1", capacity=4)
     opened = [await coordinator.open() for _ in range(4)]
     assert coordinator.read(opened[0].primary).max_streams == 0
@@ -313,7 +312,7 @@ def max_min(capacity: int, appetites: list[int]) -> list[int]:
 @given(st.integers(1, 8), st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(0, 2**32))
 def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simulations, capacity, appetites, seed):
     unhurried = mock.patch.object(sessions, "ATTACH_GRACE_MS", 600_000)  # a busy machine takes its time
-    with unhurried, mock.patch.multiple(quotas, WAIT_MS=600_000, DEFAULTS=TenantLimits()):
+    with unhurried, mock.patch.multiple(quotas, WAIT_MS=600_000, DEFAULTS=limits_of(0, 0, 0, 0)):
         asyncio.run(simulated(redis_of_simulations, capacity, appetites, random.Random(seed)))
 
 
@@ -329,7 +328,7 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         registration = pb.RegisterRequest(
             verifier_id="v1",
             address="127.0.0.1:1",
-            target=target_to_proto(target),
+            target=session_pb2.TargetIdentity(**vars(target)),
             capacity_sessions=capacity,
             instance=1,
         )
@@ -342,7 +341,7 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                placed = await places.place(claims, PlacementRequest(target="demo"), ["v1"])
+                placed = await places.place(claims, ["v1"], (), "")
             except Overloaded:
                 return False
             if not isinstance(placed, int):

@@ -155,7 +155,6 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str]] = [
     (check_append, good_append(token=[1], up=[1]), "append.up[0] is 1, must be less than 1"),
     (check_append, good_append(token=[1000], up=[0]), "append.token is 1000, must be less than 1000"),
     (checks.check_ping, pb.Ping(rtt_ms=math.nan), "ping.rtt_ms is nan, must be between 0"),
-    (checks.check_cancel, pb.Cancel(), "cancel.epoch is 0, must be between 1"),
     (check_commit, good_commit(epoch=0), "commit.epoch is 0, must be between 1"),
     (
         check_commit,

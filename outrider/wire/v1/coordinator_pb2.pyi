@@ -390,20 +390,22 @@ class UpdateSessionResponse(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "created_unix", "revoked_unix", "configured", "limits", "use")
+    __slots__ = ("name", "created_unix", "revoked_unix", "configured", "limits", "use", "key_hash")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
     REVOKED_UNIX_FIELD_NUMBER: _ClassVar[int]
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     USE_FIELD_NUMBER: _ClassVar[int]
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_unix: float
     revoked_unix: float
     configured: bool
     limits: TenantLimits
     use: TenantUse
-    def __init__(self, name: _Optional[str] = ..., created_unix: _Optional[float] = ..., revoked_unix: _Optional[float] = ..., configured: bool = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., use: _Optional[_Union[TenantUse, _Mapping]] = ...) -> None: ...
+    key_hash: str
+    def __init__(self, name: _Optional[str] = ..., created_unix: _Optional[float] = ..., revoked_unix: _Optional[float] = ..., configured: bool = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., use: _Optional[_Union[TenantUse, _Mapping]] = ..., key_hash: _Optional[str] = ...) -> None: ...
 
 class TenantLimits(_message.Message):
     __slots__ = ("max_places", "opens_per_minute", "tokens_per_minute", "max_streams")
