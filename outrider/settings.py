@@ -39,8 +39,7 @@ _ANYTHING = "."
 _DEST = "setting:"
 """The prefix of settings in a namespace, which holds other options of the same names."""
 _PASSWORD = re.compile(r"""(://[^/@\s]*:)[^@\s"]*@""")
-_UNITS = {"_ms": "MS", "_s": "SECONDS", "_minutes": "MINUTES", "_days": "DAYS", "_bytes": "BYTES"}
-_RATE = "_per_s"
+_UNITS = {"_ms": "MS", "_s": "SECONDS", "_days": "DAYS"}
 _TYPES = {int: "N", float: "X", Path: "PATH", dict: "JSON", tuple: "JSON"}
 
 
@@ -118,7 +117,7 @@ def choices_of(field: FieldInfo) -> tuple[str, ...]:
 def metavar_of(name: str, field: FieldInfo) -> str:
     """Return the word that stands for a setting's value in a help text: its unit, or its type."""
     kinds = {get_origin(kind) or kind for kind in (field.annotation, *get_args(field.annotation))}
-    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end) and not name.endswith(_RATE)), "")
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
     if any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds):
         return "JSON"
     if str in kinds and "HOST:PORT" in (field.description or ""):

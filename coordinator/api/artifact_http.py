@@ -8,7 +8,6 @@ trust this server. It guards against no slow or hostile client, which is a proxy
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 
 try:
@@ -71,20 +70,14 @@ async def serving(
         raise BadRequest(
             f"artifacts folder {artifacts.folder} cannot be made: {error.strerror}", field="artifacts"
         ) from error
-    config = web.config(
+    async with web.serving(
         application(artifacts),
+        address,
+        "drafts",
+        tls=tls,
         log_level="warning",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=STOP_S,
-        ssl_certfile=str(tls.cert) if tls else None,
-        ssl_keyfile=str(tls.key) if tls else None,
-        ssl_ca_certs=str(tls.client_ca) if tls and tls.client_ca else None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
-    )
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise BadRequest(f"TLS certificate and key cannot be used: {error}", field="tls") from error
-    async with web.serving(config, address, "drafts") as port:
-        yield url or web.url(address, port, tls=tls is not None)
+    ) as own_url:
+        yield url or own_url

@@ -42,21 +42,23 @@ Lookup = Callable[[bytes | None], Awaitable[tuple[str, bool]]]
 there is none, and whether any tenant was ever created: callers need a key then. Raises Unavailable."""
 
 
-@dataclass(frozen=True)
-class RecordingPolicy:
-    """The extent to which one tenant's sessions may be recorded."""
+class RecordingPolicy(BaseModel):
+    """The extent to which one tenant's sessions may be recorded, as the table [recording.NAME] of a tenants file."""
 
-    share: float = 0.0
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    share: float = Field(ge=0, le=1)
     """Share of the sessions that may be recorded, from 0 to 1."""
-    keep_s: float = 0.0
+    keep_days: float = Field(ge=1e-3, le=MAX_KEEP_DAYS)
     """Longest time that a record is kept."""
     prompts: bool = False
     """Whether prompts are recorded beside what the target produced."""
 
     def keep_s_of(self, session_id: str) -> float:
-        """Return keep_s if the session is drawn by its id, which is random and no caller can choose; else 0."""
+        """Return the seconds of a record if the session is drawn by its id, which is random and no caller can choose;
+        else 0."""
         digest = hashlib.sha256(f"recording:{session_id}".encode()).digest()
-        return self.keep_s if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
+        return self.keep_days * DAY_S if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class Authenticator:
         raise Unauthenticated("the API key is unknown here; ask the operator for one of your tenant's")
 
     def recording(self, tenant: str) -> RecordingPolicy:
-        """Return what may be recorded of a tenant's sessions."""
-        return self._recording.get(tenant, RecordingPolicy())
+        """Return what may be recorded of a tenant's sessions: nothing, unless somebody said so."""
+        return self._recording.get(tenant, RecordingPolicy(share=0.0, keep_days=1.0))
 
     def check_verifier(self, metadata: Metadata) -> None:
         """Raise Unauthenticated unless the caller may act as a verifier."""
@@ -185,19 +187,9 @@ def _demand(given: object, what: str, how: str) -> None:
         )
 
 
-class _Recording(BaseModel):
-    """The table [recording.NAME] of a tenants file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    share: float = Field(ge=0, le=1)
-    keep_days: float = Field(ge=1e-3, le=MAX_KEEP_DAYS)
-    prompts: bool = False
-
-
 class _TenantsFile(BaseModel):
     tenants: dict[str, str]
-    recording: dict[str, _Recording] = {}
+    recording: dict[str, RecordingPolicy] = {}
 
 
 def _read(path: Path) -> _TenantsFile:
@@ -219,11 +211,11 @@ def _read(path: Path) -> _TenantsFile:
 
 
 def _recording(
-    config: CoordinatorConfig, tenants: Mapping[str, str], tables: Mapping[str, _Recording]
-) -> dict[str, RecordingPolicy]:
+    config: CoordinatorConfig, tenants: Mapping[str, str], tables: Mapping[str, RecordingPolicy]
+) -> Mapping[str, RecordingPolicy]:
     if not tenants:
-        keep_s = config.recording_keep_days * DAY_S
-        return {DEFAULT_TENANT: RecordingPolicy(config.recording_share, keep_s, config.recording_prompts)}
+        share, keep_days, prompts = config.recording_share, config.recording_keep_days, config.recording_prompts
+        return {DEFAULT_TENANT: RecordingPolicy(share=share, keep_days=max(1e-3, keep_days), prompts=prompts)}
     if config.recording_share > 0 or config.recording_prompts:
         raise BadRequest(
             "recording_share and recording_prompts are for a cluster without tenants; with tenants each has its own in"
@@ -234,7 +226,7 @@ def _recording(
         raise BadRequest(
             f"tenants file: [recording.{unknown[0]}] is for a tenant that has no key; check its name", field="recording"
         )
-    return {name: RecordingPolicy(one.share, one.keep_days * DAY_S, one.prompts) for name, one in tables.items()}
+    return tables
 
 
 def _check(tenants: Mapping[str, str]) -> None:

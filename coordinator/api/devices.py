@@ -13,8 +13,8 @@ from coordinator import placement
 from coordinator.api.authentication import Caller
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S
-from coordinator.records import WorkloadKey
 from coordinator.store.sessions import EPOCH_SPAN, Placement
+from coordinator.window import WorkloadKey
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
@@ -37,9 +37,9 @@ FLEET_S = 0.5
 verifier has room is read with each placement."""
 AGAIN_S = 0.05
 """The same before a session is refused."""
-PLACED_AT_ONCE, MOST_WAITING = 32, 512
+PLACED_AT_ONCE = 32
 """Sessions that are opened at once, and resumed at once, so that reports, of which none waits, keep their share of a
-busy process; and how many more may wait for that."""
+busy process."""
 BUSY_S = 1.0
 """Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
 
@@ -51,8 +51,6 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         super().__post_init__()
         self._draw = random.Random()
         self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
-        self._waiting = dict.fromkeys(self._turns, 0)
-        """Numbers of calls that wait for them."""
 
     @rpc
     async def OpenSession(self, request: pb.OpenSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
@@ -126,20 +124,15 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         """
         kind = "resume" if claims.epoch_last else "open"
         turns = self._turns[kind]
-        busy = Overloaded(
-            f"more sessions wait to be placed than this coordinator places in {BUSY_S:g} s; ask again then, or another",
-            retry_after_s=BUSY_S,
-        )
-        if self._waiting[kind] >= MOST_WAITING:
-            raise busy
-        self._waiting[kind] += 1
         try:
             async with asyncio.timeout(BUSY_S):
                 await turns.acquire()
         except TimeoutError:
-            raise busy from None
-        finally:
-            self._waiting[kind] -= 1
+            raise Overloaded(
+                f"more sessions wait to be placed than this coordinator places in {BUSY_S:g} s; ask again then, or"
+                " another",
+                retry_after_s=BUSY_S,
+            ) from None
         try:
             placed = await self._placed(claims, failed, device_id)
         finally:

@@ -38,47 +38,32 @@ _NOT_INSTALLED = re.compile(r"No module named|pip install")
 def check(options: argparse.Namespace) -> int:
     """Print the report and return the exit code. Raises BadRequest for a file that cannot be read."""
     file = config_file(options.file)
-    if file is not None:
-        read_file(file)  # reports an unreadable file once, rather than once per process
-    document = _document(file)
-    print(render(Result(document, table(("SETTING", "VALUE"), _rows(document))), options.output), flush=True)
-    for line in document["problems"]:
-        note(line)
-    for process in document["processes"]:
-        if not process["checked"]:
-            note(f"{process['process']} is unchecked: {process['reason']}")
-    return EXIT_INVALID if document["problems"] else 0
-
-
-def _document(file: Path | None) -> Document:
-    """Return the reports of all processes as one document."""
-    problems: list[str] = []
-    processes: list[Document] = []
+    tables = read_file(file) if file is not None else {}  # an unreadable file is reported once, not once per process
     with ThreadPoolExecutor() as pool:
         reports = list(pool.map(partial(_report, file=file), PROCESSES.values()))
+    problems: list[str] = []
+    processes: list[Document] = []
     for process, report in zip(PROCESSES, reports, strict=True):
-        if isinstance(report, str):
-            problems += _problems_unchecked(process, report, file)
-            found: Document = {"checked": False, "reason": report, "missing": [], "settings": {}}
-        else:
+        if not isinstance(report, str):
             problems += report.pop("problems")
-            found = {"checked": True, "reason": None, **report}
-        processes.append({"process": process, **found})
-    return {
-        "file": str(file) if file is not None else None,
-        "problems": list(dict.fromkeys(problems)),
-        "processes": processes,
-    }
-
-
-def _problems_unchecked(process: str, reason: str, file: Path | None) -> list[str]:
-    """Return the problems of a process that cannot be checked: none if it is not installed and has no settings."""
-    if not _NOT_INSTALLED.search(reason):
-        return [f"{process}: could not be checked"]
-    configured = file is not None and read_file(file).get(process)
-    if configured or any(name.startswith(f"OUTRIDER_{process}_".upper()) for name in os.environ):
-        return [f"{process}: has settings that cannot be checked here"]
-    return []
+            processes.append({"process": process, "checked": True, "reason": None, **report})
+            continue
+        processes.append({"process": process, "checked": False, "reason": report, "missing": [], "settings": {}})
+        if not _NOT_INSTALLED.search(report):
+            problems.append(f"{process}: could not be checked")
+        elif tables.get(process) or any(name.startswith(f"OUTRIDER_{process}_".upper()) for name in os.environ):
+            problems.append(f"{process}: has settings that cannot be checked here")
+    problems = list(dict.fromkeys(problems))
+    rows = [
+        (f"{process['process']}.{name}", _shown(value))
+        for process in processes
+        for name, value in (dict.fromkeys(process["missing"], "must be given") | process["settings"]).items()
+    ]
+    document = {"file": str(file) if file is not None else None, "problems": problems, "processes": processes}
+    print(render(Result(document, table(("SETTING", "VALUE"), rows)), options.output), flush=True)
+    for line in (*problems, *(f"{p['process']} is unchecked: {p['reason']}" for p in processes if not p["checked"])):
+        note(line)
+    return EXIT_INVALID if problems else 0
 
 
 def _report(command: tuple[str, ...], file: Path | None) -> Document | str:
@@ -94,15 +79,6 @@ def _report(command: tuple[str, ...], file: Path | None) -> Document | str:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it exited with status {ran.returncode} and no message"
     return report
-
-
-def _rows(document: Document) -> list[tuple[str, str]]:
-    """Return name and value of each setting."""
-    return [
-        (f"{process['process']}.{name}", _shown(value))
-        for process in document["processes"]
-        for name, value in (dict.fromkeys(process["missing"], "must be given") | process["settings"]).items()
-    ]
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from coordinator.records import WorkloadKey
+from coordinator.window import WorkloadKey
 
 PREFIX = "outrider:v3:"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from coordinator.records import Prior, WorkloadKey
+from coordinator.window import Prior, WorkloadKey
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2, telemetry_pb2

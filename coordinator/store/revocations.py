@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from coordinator.config import TICKET_MS
 from coordinator.store import keys
-from coordinator.store.redis_store import RedisStore, scored
+from coordinator.store.redis_store import Command, RedisStore, scored
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_REVOCATIONS = 65_536
@@ -21,16 +21,20 @@ async def add(store: RedisStore, kind: Literal["session_id", "api_key_id"], name
     await store.run("revoke", [keys.REVOKED], [f"{kind}:{name}", keep_ms, MAX_REVOCATIONS])
 
 
-async def since(store: RedisStore, seen: int) -> tuple[list[pb.Revocation], int]:
-    """Return what was revoked since a time (us), AT_ONCE at most, and the time of the last of them.
-
-    A time after the newest one's is of a store that has been lost: all are told again. Raises Unavailable.
-    """
+def reads(seen: int) -> list[Command]:
+    """Return the commands whose replies `told` takes. seen: time (us) of the last revocation that a verifier knows."""
     later = ("ZRANGEBYSCORE", keys.REVOKED, f"({seen}", "+inf", "WITHSCORES", "LIMIT", 0, AT_ONCE)
-    commands = [later, ("ZRANGE", keys.REVOKED, -1, -1, "WITHSCORES")]
-    found, newest = map(scored, await store.call("revocations", commands))
+    return [later, ("ZRANGE", keys.REVOKED, -1, -1, "WITHSCORES")]
+
+
+def told(later: Any, newest: Any, seen: int) -> tuple[list[pb.Revocation], int]:
+    """Return what was revoked since, AT_ONCE at most, and the time of the last of them.
+
+    A time after the newest one's is of a store that has been lost: then it is 0, and the next report is told all.
+    """
+    found, last = scored(later), scored(newest)
     if not found:
-        return await since(store, 0) if newest and seen > newest[0][1] else ([], seen)
+        return [], 0 if last and seen > last[0][1] else seen
     revoked = []
     for written, at in found:
         kind, _, name = written.partition(":")

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from coordinator import placement
-from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
+from coordinator.window import Prior, WorkloadKey
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
 from outrider.wire.ticket import Claims

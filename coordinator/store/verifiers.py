@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from coordinator.config import SESSION_MS, CoordinatorConfig
-from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
+from coordinator.window import Prior, WorkloadKey
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
@@ -87,15 +87,15 @@ class VerifierStore:
         news: list[Command] = [("GET", keys.BOUNDS)]
         news += [("ZREVRANGE", keys.EXHAUSTED, 0, quotas.MOST_EXHAUSTED - 1, "WITHSCORES")]
         news += [("HMGET", keys.TENANT_LIMITS, *tokens)] if tokens else []
-        reply, (default_bounds, used_up, *limits), (revoked, seen) = await asyncio.gather(
-            self._renewed(target.name, request, config),
-            self._store.call("news", news),
-            revocations.since(self._store, request.revocations_seen),
+        news += revocations.reads(request.revocations_seen)
+        reply, (default_bounds, used_up, *limits, later, newest) = await asyncio.gather(
+            self._renewed(target.name, request, config), self._store.call("news", news)
         )
         if not reply[0]:
             self._fleet.pop(verifier_id, None)  # it may have another target by now
             return None
         _, drain, fresh, contended, now_ms, facts = reply
+        revoked, seen = revocations.told(later, newest, request.revocations_seen)
         exhausted: Sequence[str] = [name for name, until in scored(used_up) if until >= int(now_ms)]
         if tokens and (fresh or not request.tokens_sequence):
             own = {name: quotas.limits_from(one) for name, one in zip(tokens, *limits, strict=True)}

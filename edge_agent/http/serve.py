@@ -69,9 +69,9 @@ async def serving(client: AsyncClient, settings: EdgeSettings) -> AsyncIterator[
     The first request loads the target, unless the body does. Raises BadRequest, Unavailable.
     """
     check(settings)
-    config = web.config(app_of(client, settings), timeout_graceful_shutdown=STOP_S)
-    async with web.serving(config, settings.serve_listen, "the HTTP server (--listen)") as port:
-        yield web.url(settings.serve_listen, port)
+    app, what = app_of(client, settings), "the HTTP server (--listen)"
+    async with web.serving(app, settings.serve_listen, what, timeout_graceful_shutdown=STOP_S) as url:
+        yield url
 
 
 async def _load(client: AsyncClient) -> None:

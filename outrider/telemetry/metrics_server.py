@@ -46,18 +46,18 @@ async def serving(
     address: HOST:PORT, or a port on loopback alone.
     """
     where = f"{LOOPBACK}:{address}" if address.isdigit() else address
-    config = web.config(
+    async with web.serving(
         application(registry, unhealthy, refresh),
+        where,
+        "metrics",
         http="h11",
         log_level="warning",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=STOP_S,
-    )
-    async with web.serving(config, where, "metrics") as port:
-        url = f"{web.url(where, port)}metrics"
-        log.info("metrics at %s", url)
-        yield url
+    ) as url:
+        log.info("metrics at %smetrics", url)
+        yield f"{url}metrics"
 
 
 def application(registry: CollectorRegistry, unhealthy: Unhealthy, refresh: Refresh | None = None) -> Starlette:

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,7 +160,8 @@ class Signer:
 
     def sign(self, claims: Claims) -> bytes:
         """Return the ticket. Raises BadRequest if it is too long."""
-        payload = {_KEYS[name]: value for name, value in asdict(claims).items()}
+        values = vars(claims).items()  # asdict would copy each
+        payload = {_KEYS[name]: vars(value) if is_dataclass(value) else value for name, value in values}
         token: str = _library("jwt").encode(payload, self._private, ALGORITHM, {"kid": self.key_id})
         if len(token) > MAX_TICKET_BYTES:
             raise BadRequest.bound("ticket", f"{len(token)} bytes", f"at most {MAX_TICKET_BYTES}")

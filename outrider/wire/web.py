@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
 
 from outrider.core.addresses import split_address
-from outrider.core.errors import Unavailable
+from outrider.core.errors import BadRequest, Unavailable
+from outrider.wire.channels import ServerTls
 
-
-def config(app: Any, **settings: Any) -> uvicorn.Config:
-    """Return uvicorn's configuration for `app`. settings: uvicorn's, besides those that all our servers share."""
-    common = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False, "server_header": False}
-    return uvicorn.Config(app, **(common | settings))
+_OURS = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False, "server_header": False}
+"""Settings of uvicorn that all our servers share."""
 
 
 @contextlib.asynccontextmanager
-async def serving(config: uvicorn.Config, address: str, what: str) -> AsyncIterator[int]:
-    """Serve at HOST:PORT until the body ends; yields the port. what: what is served, for messages.
+async def serving(
+    app: Any, address: str, what: str, *, tls: ServerTls | None = None, **settings: Any
+) -> AsyncIterator[str]:
+    """Serve an application at HOST:PORT until the body ends; yield its URL, with "/" at its end.
 
-    Raises BadRequest for a malformed address, Unavailable for one that cannot be listened on.
+    what: what is served, for messages. settings: uvicorn's. Raises BadRequest for a malformed address or a certificate
+    that cannot be used, Unavailable for an address that cannot be listened on.
     """
+    if tls is not None:
+        settings |= {"ssl_certfile": str(tls.cert), "ssl_keyfile": str(tls.key)}
+        if tls.client_ca is not None:
+            settings |= {"ssl_ca_certs": str(tls.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    config = uvicorn.Config(app, **(_OURS | settings))
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise BadRequest(f"TLS certificate and key cannot be used: {error}", field="tls") from error
     with _listening(address, what) as listener:
         server = uvicorn.Server(config)
         # Signals are the process's own.
@@ -36,16 +47,11 @@ async def serving(config: uvicorn.Config, address: str, what: str) -> AsyncItera
                 if task.done():
                     raise Unavailable(f"{what}: serving at {address} failed") from task.exception()
                 await asyncio.sleep(0.01)
-            yield int(listener.getsockname()[1])
+            host, port = address.rpartition(":")[0], listener.getsockname()[1]
+            yield f"{'https' if tls else 'http'}://{host}:{port}/"
         finally:
             server.should_exit = True
             await asyncio.wait({task})
-
-
-def url(address: str, port: int, *, tls: bool = False) -> str:
-    """Return the URL of a server at this host and port, with "/" at its end."""
-    host, _ = split_address(address)
-    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def _listening(address: str, what: str) -> socket.socket:

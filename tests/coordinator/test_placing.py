@@ -184,9 +184,8 @@ def test_candidates_come_in_random_order_and_those_that_failed_last():
     assert ranked[3:] == ["lost"]
 
 
-async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):
+async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_then_are_sent_away(start, monkeypatch):
     monkeypatch.setattr(devices, "PLACED_AT_ONCE", 1)
-    monkeypatch.setattr(devices, "MOST_WAITING", 2)
     goes_on, placed = asyncio.Event(), devices.CoordinatorServicer._placed
 
     async def slowly(own, claims, *request):

@@ -9,8 +9,8 @@ import redis.asyncio as aioredis
 from peers import identity
 
 from coordinator import window
-from coordinator.records import Prior, WorkloadKey
 from coordinator.store import keys, verifiers
+from coordinator.window import Prior, WorkloadKey
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.v1 import coordinator_pb2 as pb

@@ -74,13 +74,14 @@ async def test_tickets_say_what_the_device_drafts_with_and_what_it_asks(coordina
 
 
 def test_a_share_of_the_sessions_is_drawn_and_the_same_ones_each_time() -> None:
-    policy = RecordingPolicy(0.2, 10.0)
+    policy = RecordingPolicy(share=0.2, keep_days=10.0)
     drawn = [policy.keep_s_of(f"session-{i}") for i in range(5_000)]
-    assert set(drawn) == {0.0, 10.0}
-    assert abs(drawn.count(10.0) / 5_000 - 0.2) < 0.02
+    assert set(drawn) == {0.0, 10 * DAY_S}
+    assert abs(drawn.count(10 * DAY_S) / 5_000 - 0.2) < 0.02
     assert drawn == [policy.keep_s_of(f"session-{i}") for i in range(5_000)]
-    assert {RecordingPolicy(0.0, 10.0).keep_s_of(f"s{i}") for i in range(100)} == {0.0}
-    assert {RecordingPolicy(1.0, 10.0).keep_s_of(f"s{i}") for i in range(100)} == {10.0}
+    for share, kept in ((0.0, 0.0), (1.0, 10 * DAY_S)):
+        policy = RecordingPolicy(share=share, keep_days=10.0)
+        assert {policy.keep_s_of(f"s{i}") for i in range(100)} == {kept}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from peers import until
 
 from coordinator import window
-from coordinator.records import Prior
+from coordinator.window import Prior
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.protocol.messages import SessionLimits
