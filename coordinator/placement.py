@@ -20,6 +20,8 @@ Fleet = Mapping[str, Target]
 """The verifiers with a lease, by their ids."""
 CHOICES = 2
 """Candidates that are compared."""
+MOST_SHOWN = 10
+"""Names of targets that a message shows."""
 
 
 class Room(NamedTuple):
@@ -96,6 +98,6 @@ def refusal(fleet: Fleet, wanted: Target, alive: int) -> OutriderError:
     return NotFound(f"no verifier serves target {wanted.name!r}; the cluster serves {_list(names)}")
 
 
-def _list(names: Sequence[str], most: int = 10) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:MOST_SHOWN])
+    return shown + (f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else "")

@@ -19,17 +19,16 @@ import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]):
-    os.nice(int(sys.argv[2]))
-    os.execvp(sys.argv[3], sys.argv[3:])
+    os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def tied_to_this_process(nice: int = 0) -> list[str]:
-    """Return a prefix for a command that does not outlive this process. nice: what is added to its niceness.
+def tied_to_this_process() -> list[str]:
+    """Return a prefix for a command that does not outlive this process.
 
     It is a launcher that execs, not `preexec_fn`: forking without exec is not safe beside gRPC's threads.
     """
-    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(nice)]
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -24,7 +24,7 @@ from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest
 from outrider.wire.channels import ClientTls, channel
-from outrider.wire.manifest import Manifest, read_unverified, sign
+from outrider.wire.manifest import read_unverified, sign
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -124,7 +124,7 @@ class Publisher:
         if not signed or read_unverified(signed).version <= newest:
             own = (read_unverified(_signed(one)) for one in self._folder.glob("*.json"))
             versions = (one.version for one in own if one.weights_hash == self._target.weights_hash)
-            manifest = Manifest(
+            manifest = pb.Manifest(
                 version=1 + max(newest, *versions, 0),
                 weights_hash=self._target.weights_hash,
                 tokenizer_hash=self._target.tokenizer_hash,
@@ -133,7 +133,7 @@ class Publisher:
                 quantization=quantization,
                 parent=f"sha256:{parent}" if parent else "",
                 urls=(f"artifacts/{self._artifacts.path(digest).name}",),
-                metrics=dict(metrics or {}),
+                metrics=metrics,
                 created_unix=self._clock(),
             )
             signed = sign(manifest, self._signer)

@@ -7,14 +7,13 @@ import json
 import time
 from base64 import b64decode
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.output import SHORT, Columns, Document, Result, facts, fields, table
 from coordinator.cli.tenants import date
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest, read_unverified
+from outrider.wire.manifest import name_of, read_unverified
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -49,9 +48,9 @@ async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
         raise BadRequest(f"manifest {file} cannot be read: {error.strerror}", field="manifest") from error
     except (ValueError, KeyError, TypeError) as error:
         raise BadRequest(f"{file} is no manifest that `outrider-distill publish` wrote", field="manifest") from error
-    digest = read_unverified(raw).digest
+    name = name_of(read_unverified(raw))
     await _publish(call, raw)
-    return _listed((await _known(call, digest))[:1])
+    return _listed((await _known(call, name))[:1])
 
 
 async def update(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -76,17 +75,18 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
         raise BadRequest(
             f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {options.release}` first"
         )
-    before = _stable_before(current, known)
-    again = replace(before, version=_next_version(before.weights_hash, known), created_unix=time.time())
+    again = _stable_before(current, known)
+    again.version, again.created_unix = _next_version(again.weights_hash, known), time.time()
+    name = name_of(again)
     await _publish(call, manifests.sign(again, signer))
-    released = (await _known(call, again.digest))[0]
+    released = (await _known(call, name))[0]
     if released.state != pb.RELEASE_STATE_CANARY:
         return _listed(
             [released],
             "another release is on trial: roll it back, and this one goes on trial;"
-            f" `outrider releases promote {again.digest[:SHORT]}` then gives it to everybody",
+            f" `outrider releases promote {name[:SHORT]}` then gives it to everybody",
         )
-    return await _updated(call, again.digest, "PROMOTE")
+    return await _updated(call, name, "PROMOTE")
 
 
 async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
@@ -120,18 +120,18 @@ def _check_key(current: pb.Release, signer: Signer) -> None:
         )
 
 
-def _stable_before(current: pb.Release, known: Sequence[pb.Release]) -> Manifest:
+def _stable_before(current: pb.Release, known: Sequence[pb.Release]) -> pb.Manifest:
     """Return the manifest that was stable before and was not itself rolled back. known: the newest release first.
 
     Raises BadRequest if there is none.
     """
     now = read_unverified(current.manifest)
-    stable: list[Manifest] = []  # each replaced the one before it; the present one is last
+    stable: list[pb.Manifest] = []  # each replaced the one before it; the present one is last
     for release in reversed(known):
         manifest = read_unverified(release.manifest)
         if manifest.weights_hash != now.weights_hash or release.state not in _WERE_STABLE:
             continue
-        again = next((i for i, one in enumerate(stable) if one.digest == manifest.digest), len(stable))
+        again = next((i for i, one in enumerate(stable) if one.artifact == manifest.artifact), len(stable))
         stable[again:] = [manifest]  # going back to a draft undoes all that came after it
     if len(stable) < 2:
         raise BadRequest(
@@ -152,9 +152,9 @@ def _document(release: pb.Release) -> Document:
     state = pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower() if known_here else "unknown"
     signed_by = pb.SignedManifest.FromString(release.manifest).key_id
     known = {
-        "release": manifest.digest,
+        "release": release.name,
         "signed_by": signed_by,
-        **asdict(manifest),
+        **fields(manifest),
         **fields(release, "manifest", "name", "version"),
     }
     return {**known, "state": state}

@@ -30,7 +30,7 @@ from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore, known_file_digest
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest, trusted_keys
+from outrider.wire.manifest import name_of, trusted_keys
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -104,7 +104,7 @@ class ReleaseHandlers:
         new = pb.Release(
             manifest=raw,
             version=manifest.version,
-            name=manifest.digest,
+            name=name_of(manifest),
             state=lifecycle.CANDIDATE,
             since_unix=time.time(),
             reason="published",
@@ -381,7 +381,7 @@ def _load(path: Path) -> dict[str, pb.ReleaseTrack]:
         return {}
 
 
-def _check_target(manifest: Manifest, verifiers: Sequence[pb.VerifierStatus]) -> None:
+def _check_target(manifest: pb.Manifest, verifiers: Sequence[pb.VerifierStatus]) -> None:
     """Raise BadRequest for a draft of another vocabulary than its target's. Its target may be down for now."""
     targets = [v.target for v in verifiers if v.target.weights_hash == manifest.weights_hash]
     if not targets:
@@ -395,14 +395,14 @@ def _check_target(manifest: Manifest, verifiers: Sequence[pb.VerifierStatus]) ->
         )
 
 
-def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
+def check_served(artifacts: ArtifactStore, manifest: pb.Manifest) -> None:
     """Raise BadRequest if this coordinator's folder has not the manifest's file, unless absolute URLs alone name it."""
-    path = artifacts.find(manifest.digest)
+    path = artifacts.find(name_of(manifest))
     if path is None:
         if manifest.urls and all("://" in url for url in manifest.urls):
             return
         raise BadRequest(
-            f"{artifacts.path(manifest.digest).name} is not in {artifacts.folder}, from where devices would fetch it;"
+            f"{artifacts.path(name_of(manifest)).name} is not in {artifacts.folder}, from where devices would fetch it;"
             " put it there first, or name in the manifest where it is",
             field="manifest.artifact",
         )
@@ -413,7 +413,7 @@ def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
         found = known_file_digest(path)
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", field="manifest.artifact") from error
-    if found != manifest.digest:
+    if found != name_of(manifest):
         raise BadRequest(
             f"{path} is damaged or another file: its SHA-256 is {found}; put the right one there",
             field="manifest.artifact",

@@ -26,7 +26,7 @@ from outrider.core.backoff import Backoff
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.wire import manifest as manifests
 from outrider.wire.channels import ClientTls
-from outrider.wire.manifest import Manifest
+from outrider.wire.manifest import name_of
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -179,7 +179,7 @@ class Follower:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
         manifest = check(offer.manifest, self._keys, self._target, folder.state.floor)
         release = InstalledRelease(
-            digest=manifest.digest,
+            digest=name_of(manifest),
             version=manifest.version,
             canary=offer.canary,
             manifest=manifest_digest(offer.manifest),
@@ -210,10 +210,10 @@ class Follower:
         log.info("drafting with %s from now on", release)
         return True
 
-    async def _fetch(self, folder: ReleaseFolder, manifest: Manifest, urls: tuple[str, ...]) -> bool:
+    async def _fetch(self, folder: ReleaseFolder, manifest: pb.Manifest, urls: tuple[str, ...]) -> bool:
         """Fetch a file; return False where news come first, and then what has come of the file is kept."""
-        await asyncio.to_thread(folder.tidy, manifest.digest)
-        fetching = asyncio.create_task(fetch(folder.files, manifest.digest, manifest.size, urls, self._tls))
+        await asyncio.to_thread(folder.tidy, name_of(manifest))
+        fetching = asyncio.create_task(fetch(folder.files, name_of(manifest), manifest.size, urls, self._tls))
         news = asyncio.create_task(self._news.wait())
         try:
             await asyncio.wait({fetching, news}, return_when=asyncio.FIRST_COMPLETED)
@@ -223,7 +223,7 @@ class Follower:
         except OSError as error:
             raise ReleaseRefused(
                 "no room",
-                f"release {manifest.digest[:12]} of {manifest.size} bytes cannot be kept in {folder.path}: {error}; "
+                f"release {name_of(manifest)[:12]} of {manifest.size} bytes cannot be kept in {folder.path}: {error}; "
                 "free space there, or give another folder with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
             ) from error
         finally:
@@ -331,7 +331,7 @@ def manifest_digest(signed: bytes) -> str:
     return hashlib.sha256(signed).hexdigest()
 
 
-def check(signed: bytes, keys: Mapping[str, bytes], target: Target, floor: int) -> Manifest:
+def check(signed: bytes, keys: Mapping[str, bytes], target: Target, floor: int) -> pb.Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
     keys: id -> raw public key of the trusted publishers. floor: no older version is taken.
@@ -344,7 +344,7 @@ def check(signed: bytes, keys: Mapping[str, bytes], target: Target, floor: int) 
         raise ReleaseRefused("manifest", str(error)) from error
 
     def refuse(kind: RefusalKind, wrong: str) -> NoReturn:
-        raise ReleaseRefused(kind, f"release {manifest.digest[:12]} (version {manifest.version}) {wrong}")
+        raise ReleaseRefused(kind, f"release {name_of(manifest)[:12]} (version {manifest.version}) {wrong}")
 
     if manifest.weights_hash != target.weights_hash:
         theirs, ours = manifest.weights_hash[:24], target.weights_hash[:24]

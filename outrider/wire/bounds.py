@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message
 
 from outrider.core.errors import BadRequest, between
 
-T = TypeVar("T")
-
 MAX_LABEL = 64
 _WORD = re.compile(r"[A-Za-z0-9._-]*")
-
-
-def record(cls: type[T], message: Message, **converted: Any) -> T:
-    """Return a dataclass with the message's values of the same names, but for those that are given."""
-    same = {field.name: getattr(message, field.name) for field in fields(cls) if field.name not in converted}  # type: ignore[arg-type]
-    return cls(**same, **converted)
 
 
 def at_most(field: str, value: int, most: int) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from outrider.artifacts.store import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.wire.bounds import record, text
+from outrider.wire.bounds import text
 from outrider.wire.ticket import MAX_KEY_ID, MAX_TARGET_TEXT, Signer, is_signed, key_id_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -39,40 +38,15 @@ _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 _QUANTIZATION = re.compile(r"[A-Z0-9_]{1,16}")
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """A release of a draft, as its publisher describes it."""
-
-    version: int
-    """From 1 on, for each target: a device that found a version healthy takes no older one."""
-    weights_hash: str
-    """Hash of the weights of the target that the release drafts for."""
-    tokenizer_hash: str
-    """Hash of that target's token table."""
-    artifact: str
-    """"sha256:<hex>" of the file; the release's name."""
-    size: int
-    """Bytes of the file."""
-    quantization: str
-    parent: str = ""
-    """The release that it was trained from; empty for a first one."""
-    urls: tuple[str, ...] = ()
-    """Addresses of the file; those without a scheme are relative to the coordinator's."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Measurements of the gate."""
-    created_unix: float = 0.0
-    """Seconds."""
-
-    @property
-    def digest(self) -> str:
-        """Return the hex digits of `artifact`, which name the file."""
-        return self.artifact.removeprefix(PREFIX)
+def name_of(manifest: pb.Manifest) -> str:
+    """Return the release's name: the hex digits of its file's hash."""
+    return manifest.artifact.removeprefix(PREFIX)
 
 
-def sign(manifest: Manifest, signer: Signer) -> bytes:
+def sign(manifest: pb.Manifest, signer: Signer) -> bytes:
     """Return a serialised SignedManifest. Raises BadRequest for a manifest that `verify` would refuse."""
     _check(manifest)
-    body = pb.Manifest(**vars(manifest)).SerializeToString(deterministic=True)
+    body = manifest.SerializeToString(deterministic=True)
     signed = pb.SignedManifest(manifest=body, signature=signer.signature(DOMAIN + body), key_id=signer.key_id)
     raw = signed.SerializeToString()
     if len(raw) > MAX_BYTES:
@@ -80,7 +54,7 @@ def sign(manifest: Manifest, signer: Signer) -> bytes:
     return raw
 
 
-def verify(raw: bytes, public_keys: Mapping[str, bytes]) -> Manifest:
+def verify(raw: bytes, public_keys: Mapping[str, bytes]) -> pb.Manifest:
     """Return a genuine manifest. public_keys: key id -> raw key of the trusted publishers.
 
     Raises ModelRefused if none of them has signed it or it was altered, BadRequest if it is out of bounds.
@@ -97,7 +71,7 @@ def verify(raw: bytes, public_keys: Mapping[str, bytes]) -> Manifest:
     return _read(signed)
 
 
-def read_unverified(raw: bytes) -> Manifest:
+def read_unverified(raw: bytes) -> pb.Manifest:
     """Return a manifest without checking its signature, to show it or pass it on. Raises BadRequest."""
     return _read(_parse(raw))
 
@@ -165,17 +139,16 @@ def _parse(raw: bytes) -> pb.SignedManifest:
     return signed
 
 
-def _read(signed: pb.SignedManifest) -> Manifest:
+def _read(signed: pb.SignedManifest) -> pb.Manifest:
     try:
-        proto = pb.Manifest.FromString(signed.manifest)
+        manifest = pb.Manifest.FromString(signed.manifest)
     except DecodeError as error:
         raise BadRequest("what is signed is no Manifest; is its publisher much newer?") from error
-    manifest = record(Manifest, proto, urls=tuple(proto.urls), metrics=dict(proto.metrics))
     _check(manifest)
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: pb.Manifest) -> None:
     """Raise BadRequest for the first value that is out of bounds."""
     if manifest.version < 1:
         raise BadRequest.bound("manifest.version", manifest.version, "at least 1")

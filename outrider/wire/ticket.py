@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.bounds import record, text
+from outrider.wire.bounds import text
 from outrider.wire.checks import MAX_TICKET_BYTES
 from outrider.wire.v1 import session_pb2
 
@@ -239,7 +239,7 @@ def _key_id(ticket: bytes) -> str:
 
 def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
     """Decode a target. Raises BadRequest for a name or hash that is empty, too long or not printable."""
-    target = record(Target, message)
+    target = Target(**{field.name: getattr(message, field.name) for field in fields(Target)})
     for name, value in vars(target).items():
         text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_TARGET_TEXT)
     return target

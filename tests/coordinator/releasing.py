@@ -4,24 +4,20 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 from coordinator.releases.lifecycle import in_canary
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 SIGNER = Signer.generate()
-FIRST = Manifest(
-    version=1,
-    weights_hash="sha256:w",  # the demo target's of `peers`, like the tokenizer
-    tokenizer_hash="sha256:t",
-    artifact="sha256:" + "1" * 64,
-    size=1_000,
-    quantization="Q8_0",
-)
+FIRST = {
+    "weights_hash": "sha256:w",  # the demo target's of `peers`, like the tokenizer
+    "tokenizer_hash": "sha256:t",
+    "size": 1_000,
+    "quantization": "Q8_0",
+}
 
 
 def name_of(version: int) -> str:
@@ -30,8 +26,8 @@ def name_of(version: int) -> str:
 
 
 def signed(version: int, signer: Signer = SIGNER, **changes) -> bytes:
-    manifest = replace(FIRST, version=version, artifact=f"sha256:{name_of(version)}", created_unix=1e9 + version)
-    return manifests.sign(replace(manifest, **changes), signer)
+    own = {"version": version, "artifact": f"sha256:{name_of(version)}", "created_unix": 1e9 + version}
+    return manifests.sign(pb.Manifest(**{**FIRST, **own, **changes}), signer)
 
 
 async def publish(peer, raw: bytes, **metadata) -> int:

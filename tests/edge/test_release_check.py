@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from edge_agent.releases.download import ReleaseRefused
 from edge_agent.releases.follower import MAX_BYTES, check, manifest_digest
-from outrider.wire.manifest import Manifest, sign
+from outrider.wire.manifest import sign
 from outrider.wire.ticket import Signer, Target
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
-MANIFEST = Manifest(
-    version=5,
-    weights_hash=TARGET.weights_hash,
-    tokenizer_hash=TARGET.tokenizer_hash,
-    artifact="sha256:" + "c" * 64,
-    size=1000,
-    quantization="Q8_0",
-)
+FIELDS = {
+    "version": 5,
+    "weights_hash": TARGET.weights_hash,
+    "tokenizer_hash": TARGET.tokenizer_hash,
+    "artifact": "sha256:" + "c" * 64,
+    "size": 1000,
+    "quantization": "Q8_0",
+}
+MANIFEST = pb.Manifest(**FIELDS)
 SIGNER = Signer.generate()
 KEYS = {SIGNER.key_id: SIGNER.public_key}
 
@@ -35,7 +35,7 @@ KEYS = {SIGNER.key_id: SIGNER.public_key}
     ids=["target", "tokenizer", "version", "size"],
 )
 def test_what_is_wrong_with_a_release_is_named(changes: dict[str, object], floor: int, kind: str, said: str) -> None:
-    signed = sign(dataclasses.replace(MANIFEST, **changes), SIGNER)  # type: ignore[arg-type]
+    signed = sign(pb.Manifest(**{**FIELDS, **changes}), SIGNER)
     with pytest.raises(ReleaseRefused, match=said) as caught:
         check(signed, KEYS, TARGET, floor)
     assert caught.value.kind == kind and "cccccccccccc" in str(caught.value)

@@ -20,9 +20,9 @@ from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER, ReleaseState, read
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, VocabularyMismatch
-from outrider.wire.manifest import Manifest, sign
+from outrider.wire.manifest import sign
 from outrider.wire.ticket import Signer, Target
-from outrider.wire.v1.coordinator_pb2 import OfferReleaseResponse
+from outrider.wire.v1.coordinator_pb2 import Manifest, OfferReleaseResponse
 
 TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
 SIGNER = Signer.generate()

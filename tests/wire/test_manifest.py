@@ -1,27 +1,25 @@
 """Test that only manifests that a trusted publisher signed for releases are accepted, and only within bounds."""
 
-import dataclasses
-
 import pytest
 
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-MANIFEST = Manifest(
-    version=3,
-    weights_hash="sha256:" + "a" * 64,
-    tokenizer_hash="sha256:" + "b" * 64,
-    artifact="sha256:" + "c" * 64,
-    size=2_012_128,
-    quantization="Q8_0",
-    parent="sha256:" + "d" * 64,
-    urls=("drafts/c.gguf", "https://example.org/c.gguf"),
-    metrics={"tokens_per_step.code": 4.5, "draft_ms": 0.9},
-    created_unix=1_800_000_000.0,
-)
+FIELDS = {
+    "version": 3,
+    "weights_hash": "sha256:" + "a" * 64,
+    "tokenizer_hash": "sha256:" + "b" * 64,
+    "artifact": "sha256:" + "c" * 64,
+    "size": 2_012_128,
+    "quantization": "Q8_0",
+    "parent": "sha256:" + "d" * 64,
+    "urls": ("drafts/c.gguf", "https://example.org/c.gguf"),
+    "metrics": {"tokens_per_step.code": 4.5, "draft_ms": 0.9},
+    "created_unix": 1_800_000_000.0,
+}
+MANIFEST = pb.Manifest(**FIELDS)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_a_signature_over_the_same_bytes_for_another_purpose_is_no_release(signe
 )
 def test_what_is_out_of_bounds_is_not_signed_and_the_field_is_named(signer, field, value):
     with pytest.raises(BadRequest, match=f"manifest.{field}"):
-        manifests.sign(dataclasses.replace(MANIFEST, **{field: value}), signer)
+        manifests.sign(pb.Manifest(**{**FIELDS, field: value}), signer)
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff" * 40, b"x" * (manifests.MAX_BYTES + 1)], ids=["empty", "noise", "huge"])

@@ -21,7 +21,7 @@ from cloud_verifier.distill.stages import STAGES, StageFunction
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
-from outrider.wire.manifest import read_unverified, verify
+from outrider.wire.manifest import name_of, read_unverified, verify
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -48,14 +48,15 @@ class FakeReleases:
     async def publish(self, manifest: bytes) -> pb.Release:
         self._answer()
         read = verify(manifest, {SIGNER.key_id: SIGNER.public_key})
-        if read.digest not in self.known:
+        name = name_of(read)
+        if name not in self.known:
             if any(version >= read.version for version in self.states):
                 raise BadRequest(f"version {read.version} is not the newest")
             self.published.append(manifest)
             busy = CANARY in self.states.values()
             state = CANDIDATE if busy else CANARY
-            self.known[read.digest] = pb.Release(manifest=manifest, state=state, version=read.version, name=read.digest)
-        return self.known[read.digest]
+            self.known[name] = pb.Release(manifest=manifest, state=state, version=read.version, name=name)
+        return self.known[name]
 
     def decide_all(self, state: pb.ReleaseState) -> None:
         """Decide about the releases on trial. One that becomes stable takes the place of the one that was."""

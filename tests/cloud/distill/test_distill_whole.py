@@ -20,7 +20,7 @@ from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts.store import ArtifactStore
 from outrider.llama import LlamaModel
-from outrider.wire.manifest import read_unverified
+from outrider.wire.manifest import name_of, read_unverified
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Ida")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "shells", "stamps", "toys")
@@ -83,6 +83,6 @@ async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: 
     assert manifest.metrics["acceptance.sums"] > 0.6
     verdict = json.loads((config.state / "runs" / "1" / "gate.json").read_text())
     assert verdict["passed"] and verdict["groups"][0]["sessions"] >= config.gate.sessions
-    released = config.artifacts / f"{manifest.digest}.gguf"
+    released = config.artifacts / f"{name_of(manifest)}.gguf"
     LlamaModel.load(released).close()
     assert GGUFReader(released).fields["general.architecture"].contents() == "qwen3"

@@ -16,8 +16,9 @@ from outrider.artifacts import atomic_files
 from outrider.artifacts import store as artifact_store
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, Unavailable
-from outrider.wire.manifest import Manifest, read_unverified, sign, verify
+from outrider.wire.manifest import name_of, read_unverified, sign, verify
 from outrider.wire.ticket import Signer
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 MODULES = (publisher_module, artifact_store, atomic_files)
 NIGHTLY = bool(os.environ.get("OUTRIDER_NIGHTLY"))
@@ -40,10 +41,10 @@ async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_be
     known = await world.publisher().publish(*draft(world), parent=parent, metrics={"gain": 0.5})
     manifest = verify(world.releases.published[0], {SIGNER.key_id: SIGNER.public_key})
     assert manifest == read_unverified(known.manifest)
-    assert (manifest.version, manifest.parent, manifest.metrics) == (1, f"sha256:{parent}", {"gain": 0.5})
+    assert (manifest.version, manifest.parent, dict(manifest.metrics)) == (1, f"sha256:{parent}", {"gain": 0.5})
     assert (manifest.weights_hash, manifest.tokenizer_hash) == (TARGET.weights_hash, TARGET.tokenizer_hash)
-    file = world.folder / "artifacts" / f"{manifest.digest}.gguf"
-    assert file_digest(file) == manifest.digest and file.stat().st_size == manifest.size
+    file = world.folder / "artifacts" / f"{name_of(manifest)}.gguf"
+    assert file_digest(file) == name_of(manifest) and file.stat().st_size == manifest.size
     assert file.stat().st_mode & stat.S_IROTH
 
 
@@ -58,7 +59,14 @@ async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -
     with pytest.raises(Unavailable):
         await publisher.publish(*one)
     world.releases.publish = original  # type: ignore[method-assign]
-    theirs = Manifest(1, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
+    theirs = pb.Manifest(
+        version=1,
+        weights_hash=TARGET.weights_hash,
+        tokenizer_hash=TARGET.tokenizer_hash,
+        artifact="sha256:" + "ab" * 32,
+        size=5,
+        quantization="Q8_0",
+    )
     await world.releases.publish(sign(theirs, SIGNER))
     assert read_unverified((await world.publisher().publish(*one)).manifest).version == 2
 
@@ -75,7 +83,7 @@ def test_killed_before_any_line_it_publishes_exactly_once(tmp_path: Path) -> Non
         again = killed_at(1_000_000, MODULES, lambda world=world, one=one: world.publisher().publish(*one))
         assert again is not None and world.releases.versions == [1]
         assert again.manifest == world.releases.published[0], "what is signed twice is two releases of one version"
-        digest = read_unverified(again.manifest).digest
+        digest = name_of(read_unverified(again.manifest))
         place = world.folder / "artifacts" / f"{digest}.gguf"
         assert file_digest(place) == digest
         if ended is not None:
