@@ -37,8 +37,8 @@ _Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
 STDOUT = "-"
 _IDENTITY = ("name", "dtype", "backend", "hardware")
 """What is reported of the target."""
-PROMPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "prompts.jsonl"
-"""Our prompts, in a clone of the repository; an installed package has none."""
+PROMPTS = "benchmarks/prompts.jsonl"
+"""Our prompts, beside the code of a clone of the repository, and in an installed package's folder."""
 
 
 def add_options(group: Any) -> None:
@@ -183,9 +183,7 @@ def _chosen(bundle: TargetBundle, args: argparse.Namespace) -> tuple[list[Prompt
     """Return the prompts that are run, and how many were left out that the target cannot hold. Raises BadRequest."""
     from edge_agent.prompts import mixed, read_prompts
 
-    if args.prompts is None and not PROMPTS.is_file():
-        raise BadRequest("only a clone of the repository has prompts: give --prompts FILE", field="prompts")
-    file = args.prompts or PROMPTS
+    file = args.prompts or _our_prompts()
     found: list[Prompt] = []
     too_long = 0
     for prompt in mixed(read_prompts(file)):
@@ -204,6 +202,15 @@ def _chosen(bundle: TargetBundle, args: argparse.Namespace) -> tuple[list[Prompt
             field="prompts",
         )
     return found, too_long
+
+
+def _our_prompts() -> Path:
+    """Return the file of our prompts. Raises BadRequest if this installation has none."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package, package.parent):
+        if (file := folder / PROMPTS).is_file():
+            return file
+    raise BadRequest("this installation has no prompts of ours: give --prompts FILE", field="prompts")
 
 
 def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
