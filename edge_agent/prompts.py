@@ -57,8 +57,8 @@ class _Row(BaseModel, strict=True):
 def read_prompts(path: Path) -> list[Prompt]:
     """Return the prompts of a file; a row without a category has the file's name.
 
-    Conversations that no human begins are left out. Raises BadRequest, which names the file and the line (of an
-    array, the entry), for what cannot be read.
+    Conversations that no human begins, or in which the human once says nothing, are left out. Raises BadRequest, which
+    names the file and the line (of an array, the entry), for what cannot be read.
     """
     prompts: dict[str, Prompt] = {}
     where = "line 1"
@@ -110,11 +110,12 @@ def _json(text: bytes) -> Any:
 
 
 def _asked(conversation: Sequence[object]) -> list[object]:
-    """Return what the human says in turn; nothing where someone else begins."""
+    """Return what the human says in turn; nothing where someone else begins, or where the human says nothing."""
     said = [one for one in conversation if isinstance(one, dict) and one.get("from") != "system"]
     if not said or said[0].get("from") not in _HUMAN:
         return []
-    return [one.get("value") for one in said if one.get("from") in _HUMAN]
+    asked = [one.get("value") for one in said if one.get("from") in _HUMAN]
+    return [] if any(isinstance(one, str) and not one.strip() for one in asked) else asked
 
 
 def mixed(prompts: Sequence[Prompt], count: int | None = None) -> list[Prompt]:

@@ -137,7 +137,7 @@ def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
         type=Path,
         default=PROMPTS,
         metavar="FILE",
-        help="prompts in our format, or Spec-Bench's, MT-bench's, HumanEval's or GSM8K's (default: ours)",
+        help="prompts in our format, or Spec-Bench's, MT-bench's, HumanEval's, GSM8K's or ShareGPT's (default: ours)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result to this file, too")
     return parser

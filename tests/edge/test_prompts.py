@@ -15,6 +15,7 @@ SHAREGPT = [
     {"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
     {"id": "a_1", "conversations": [{"from": "gpt", "value": "... as I said"}, {"from": "human", "value": "go on"}]},
     {"id": "b_0", "conversations": []},
+    {"id": "b_1", "conversations": [{"from": "human", "value": " "}, {"from": "gpt", "value": "Hello"}]},
     {
         "id": "c_0",
         "conversations": [
@@ -60,7 +61,7 @@ def test_rows_of_well_known_benchmarks_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_sharegpt_is_read_as_an_array_without_what_no_human_begins(tmp_path: Path) -> None:
+def test_sharegpt_is_read_as_an_array_without_what_no_human_begins_or_says(tmp_path: Path) -> None:
     file = written(tmp_path, json.dumps(SHAREGPT, indent=1))
     assert [(prompt.id, prompt.turns) for prompt in read_prompts(file)] == [("a_0", ("Hi",)), ("c_0", ("One", "Two"))]
 
