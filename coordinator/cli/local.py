@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,7 +47,7 @@ def up(options: argparse.Namespace) -> int:
     """Run a coordinator and verifiers until Ctrl-C. Raises BadRequest, ModelRefused, ImportError or Unavailable."""
     file = config_file(options.config)
     _check_extras("coordinator", "verifier")
-    pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
+    pair = _pair(options, {name for name in ("model", "draft") if _is_set("verifier", name, file)})
     settings = Layers(CoordinatorConfig, {"state_dir": options.state_dir} if options.state_dir else {}, file)
     _log_format.set("json" if (options.log_format or settings.raw("log_format")) == "json" else "text")
     pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
@@ -106,12 +106,13 @@ def _draft() -> Path:
     )
 
 
-def _pair(options: argparse.Namespace, *, elsewhere: bool = False) -> list[str]:
-    """Return the verifier's flags for target and draft. elsewhere: its own settings name the target."""
-    if options.model is None and not elsewhere:
-        draft = options.draft or _draft()
-        return ["--model", _smollm2(), "--draft", str(draft)]
-    return _given(options, "model", "draft")
+def _pair(options: argparse.Namespace, elsewhere: Set[str] = frozenset()) -> list[str]:
+    """Return the verifier's flags for target and draft. elsewhere: those of the two that its own settings name."""
+    if options.model is not None or "model" in elsewhere:
+        return _given(options, "model", "draft")
+    if options.draft is None and "draft" not in elsewhere:
+        options.draft = _draft()
+    return ["--model", _smollm2(), *_given(options, "draft")]
 
 
 def _given(options: argparse.Namespace, *names: str) -> list[str]:

@@ -65,6 +65,7 @@ def test_without_a_model_smollm2_is_made_and_its_folder_served(monkeypatch, tmp_
     monkeypatch.setattr(local.subprocess, "run", lambda *_, **__: made)
     pair = local._pair(parse(["up", "--draft", "d.gguf"]))
     assert pair == ["--model", str(tmp_path), "--draft", "d.gguf"]
+    assert local._pair(parse(["up"]), elsewhere={"draft"}) == ["--model", str(tmp_path)]
     made.returncode = 4
     with pytest.raises(SystemExit) as ended:
         local._pair(parse(["demo", "--draft", "d.gguf"]))
