@@ -16,7 +16,7 @@ Prompt = str | Sequence[int]
 FinishReason = Literal["eos", "length", "stop", "cancelled"]
 Provenance = Literal["draft", "target"]
 """Origin of a token: a proposal of this device, or the target itself. As long as `verified` is true and `lossy` is not,
-the target alone would have produced the same token."""
+the target alone would have produced the same token, or in 16 bits one of the same distribution."""
 AcceptanceRule = Literal["coupled", "typical"]
 """Which draft tokens the target accepts: its own ones, or also others that it finds likely."""
 Offline = Literal["raise", "draft_only"]
