@@ -19,7 +19,7 @@ from outrider.artifacts.hub import fetch_draft, fetch_target
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings import add_config_options, add_settings, epilog, layers_of, settle
-from outrider.telemetry.logs import LogFormat, configure
+from outrider.telemetry.logs import configure
 
 if TYPE_CHECKING:
     from cloud_verifier.distill.loop import DistillLoop
@@ -36,7 +36,6 @@ NICE = 10
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command, and exit with its status."""
     options = parser().parse_args(arguments)
-    configure(_log_format(options), "distill")
     try:
         raise SystemExit(options.run(options))
     except KeyboardInterrupt:
@@ -142,8 +141,10 @@ def _add_settings(command: argparse.ArgumentParser, names: Collection[str], oper
 
 
 def _config(options: argparse.Namespace) -> DistillConfig:
-    """Return the settings. Raises BadRequest, without the values of secrets."""
-    return settle(DistillConfig, options, PROGRAM)
+    """Return the settings, and log as they say. Raises BadRequest, without the values of secrets."""
+    config = settle(DistillConfig, options, PROGRAM)
+    configure(config.log_format, "distill")
+    return config
 
 
 def _fetched(config: DistillConfig) -> DistillConfig:
@@ -154,14 +155,6 @@ def _fetched(config: DistillConfig) -> DistillConfig:
     else:
         draft = fetch_draft(config.draft)
     return config.model_copy(update={"draft": draft, "target": target})
-
-
-def _log_format(options: argparse.Namespace) -> LogFormat:
-    """Return the setting, or text where there are no settings, or wrong ones that the command will report."""
-    with contextlib.suppress(BadRequest):
-        if hasattr(options, "config") and layers_of(DistillConfig, options).raw("log_format") == "json":
-            return "json"
-    return "text"
 
 
 async def _run(config: DistillConfig) -> int:
@@ -258,6 +251,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
+    configure("text", "distill")
     _be_quiet()
     from cloud_verifier.distill.training.trainer import train
     from outrider.processes import signals_held

@@ -81,8 +81,6 @@ class DatasetCard(BaseModel):
     fresh: tuple[str, ...]
     """Traffic classes of the fresh traffic."""
     train_tokens: int
-    heldout: dict[str, int]
-    """Held-out tokens by class."""
     heldout_sessions: dict[str, int]
     """Held-out sessions by class."""
 
@@ -136,14 +134,10 @@ def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> Datas
         shutil.rmtree(folder)
     for name, some in texts.items():
         save_texts(folder / name, some)
-    heldout = Counter[str]()
-    for text in texts[HELDOUT]:
-        heldout[text.traffic_class] += text.label_count
     card = DatasetCard(
         expires_unix=min(one.expires_unix for some in passages.values() for one in some),
         fresh=_fresh_classes(sessions, plan),
         train_tokens=sum(text.label_count for text in texts[TRAIN]),
-        heldout=heldout,
         heldout_sessions=Counter(name for name, _ in {(text.traffic_class, text.session) for text in texts[HELDOUT]}),
     )
     atomic_files.write(folder / CARD, card.model_dump_json(indent=1).encode() + b"\n")  # last: it completes the dataset

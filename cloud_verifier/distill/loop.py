@@ -54,6 +54,8 @@ POLL_S = 10.0
 """Seconds between two readings of the traffic log, or of the canary's state."""
 TIDY_S = 3_600.0
 """Seconds between two deletions of what has expired in the traffic log."""
+LATE_S = 300.0
+"""Seconds by which a passage may arrive after newer ones, since a verifier writes them in turns."""
 RETRY_S, RETRY_MAX_S = 30.0, 3_600.0
 """Seconds until a failed stage is tried again: at first, doubling, and at most."""
 ATTEMPTS = 5
@@ -84,6 +86,11 @@ class DistillLoop:
         self._clock = clock
         self._artifacts = ArtifactStore(config.artifacts, ".gguf")
         self._tidied = float("-inf")
+        self._since_unix = self._newest_unix = 0.0
+        self._fresh = 0
+        """Tokens that were recorded after `_since_unix`."""
+        self._ends: dict[str, int] = {}
+        """Session id -> position up to which its tokens are counted."""
         self.stage_s: defaultdict[str, float] = defaultdict(float)
         """Stage -> seconds that it has taken since this process started."""
         self.results: Counter[str] = Counter()
@@ -187,13 +194,19 @@ class DistillLoop:
     def _fresh_traffic(self, since_unix: float, now: float) -> tuple[int, float]:
         """Return how many tokens were recorded after `since_unix`, and the time of the newest.
 
-        A verifier's clock may be ahead: what it recorded is counted when its time has come.
+        Each call reads only what may be new. A verifier's clock may be ahead: what it recorded is counted when its time
+        has come.
         """
-        tokens, newest_unix = 0, since_unix
-        for passage in self._traffic.read(since_unix, now, whole=False):
-            if since_unix < passage.time_unix <= now and passage.weights_hash == self._target.weights_hash:
-                tokens, newest_unix = tokens + len(passage), max(newest_unix, passage.time_unix)
-        return tokens, newest_unix
+        if since_unix != self._since_unix:
+            self._since_unix = self._newest_unix = since_unix
+            self._fresh, self._ends = 0, {}
+        for one in self._traffic.read(max(since_unix, self._newest_unix - LATE_S), now, whole=False):
+            if since_unix < one.time_unix <= now and one.weights_hash == self._target.weights_hash:
+                end = self._ends.get(one.session_id, 0)
+                self._fresh += max(0, one.end - max(one.start, end))
+                self._ends[one.session_id] = max(one.end, end)
+                self._newest_unix = max(self._newest_unix, one.time_unix)
+        return self._fresh, self._newest_unix
 
     async def _incumbent(self) -> tuple[str, Path]:
         """Return digest and file of what a new draft must beat.

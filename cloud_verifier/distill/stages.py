@@ -50,7 +50,7 @@ def build_dataset(config: DistillConfig, run: RunFolder, stop: Callable[[], bool
     }
     plan = DatasetPlan(**fields | config.dataset_options)
     card = build(TrafficLog(config.traffic), run.dataset, plan, time.time())
-    log.info("dataset: %d tokens to learn from, held out %s", card.train_tokens, card.heldout)
+    log.info("dataset: %d tokens to learn from, held-out sessions %s", card.train_tokens, card.heldout_sessions)
 
 
 def train(config: DistillConfig, run: RunFolder, stop: Callable[[], bool]) -> None:

@@ -113,7 +113,7 @@ def main() -> None:
         return
     plan = DatasetPlan(weights_hash=f"sha256:{hash_of(options.target)}", **DATA)
     card = build(TrafficLog(options.traffic), run / DATASET, plan, time.time())
-    print(f"{card.train_tokens} tokens to learn from, held out {card.heldout}")
+    print(f"{card.train_tokens} tokens to learn from, held-out sessions {card.heldout_sessions}")
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32)
     draft = sliced(target, load_texts(run / DATASET / TRAIN), WIDTH, LAYERS)
     draft.save_pretrained(run / "start")

@@ -104,7 +104,8 @@ class DraftTrainer:
     def __init__(self, folder: Path, plan: TrainingPlan, student: Student | HeadsStudent) -> None:
         self._folder = folder
         self._plan = plan
-        self._device = device_of(plan)
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(found if plan.device == "auto" else plan.device)
         self._student = student.to(self._device)
         self._precision = product_dtype(plan.precision, self._device)
         self._texts = load_texts(plan.dataset / TRAIN)
@@ -162,7 +163,7 @@ class DraftTrainer:
 
     def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> Tensor:
         """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over its positions."""
-        kl, overlap = _forward(self._student, self._texts, group, self._device, self._precision)
+        kl, overlap = self._forward(self._texts, group)
         losses = loss(kl, overlap, kind, self.progress.overlap, self._plan.eta)
         (losses.sum() / labels).backward()  # type: ignore[no-untyped-call]
         return torch.stack([values.detach().double().sum() for values in (losses, kl, overlap)])
@@ -170,9 +171,9 @@ class DraftTrainer:
     def _evaluate(self) -> None:
         """Measure the overlap on validation text, and keep the weights if they are the best so far."""
         began = time.monotonic()
-        scores = evaluate(self._student, self._validation, self._device, self._plan.micro_tokens, self._precision)
+        scores, now = self._overlaps(), self.progress
         # All classes are equal in weight, so that a rare one is not forgotten unseen.
-        overlap, now = sum(scores.values()) / len(scores), self.progress
+        overlap = sum(scores.values()) / len(scores)
         if now.step == 0:
             now.first_overlap = overlap
         if overlap > now.best_overlap:
@@ -181,6 +182,25 @@ class DraftTrainer:
         now.seconds += time.monotonic() - began
         shown = "  ".join(f"{name or 'default'} {one:.4f}" for name, one in scores.items())
         log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
+
+    @torch.no_grad()
+    def _overlaps(self) -> dict[str, float]:
+        """Return the overlap on validation text of each class, as a mean over positions."""
+        scores, texts = {}, self._validation
+        self._student.eval()
+        for name in sorted({text.traffic_class for text in texts}):
+            indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
+            groups = micro_batches(texts, indices, self._plan.micro_tokens)
+            scores[name] = float(torch.cat([self._forward(texts, group)[1].double() for group in groups]).mean())
+        self._student.train()
+        return scores
+
+    def _forward(self, texts: Sequence[Text], group: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return KL and overlap, as `Student.forward` does, for the texts of a micro-batch."""
+        batch = TrainingBatch.of([texts[index] for index in group], self._device)
+        with torch.autocast(self._device.type, self._precision, enabled=self._precision != torch.float32):
+            scores: tuple[Tensor, Tensor] = self._student(batch)
+        return scores
 
     def _save(self) -> None:
         tensors = checkpoint.gather(self._student, self._optimizer)
@@ -235,50 +255,6 @@ def sample(texts: Sequence[Text], tokens: int) -> list[Text]:
             taken[text.traffic_class] += text.label_count
             chosen.append(text)
     return chosen
-
-
-def evaluate(
-    student: Student | HeadsStudent,
-    texts: Sequence[Text],
-    device: torch.device,
-    max_tokens: int,
-    precision: torch.dtype,
-) -> dict[str, float]:
-    """Return the overlap of each class, sum min(p, q), the probability that a token drawn from the draft is accepted.
-
-    It is a mean over positions. No forward pass reads more than `max_tokens`.
-    """
-    scores = {}
-    student.eval()
-    for name in sorted({text.traffic_class for text in texts}):
-        indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
-        total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-        for group in micro_batches(texts, indices, max_tokens):
-            with torch.no_grad():
-                _, overlap = _forward(student, texts, group, device, precision)
-            total, count = total + overlap.double().sum(), count + len(overlap)
-        scores[name] = float(total) / count
-    student.train()
-    return scores
-
-
-def _forward(
-    student: Student | HeadsStudent,
-    texts: Sequence[Text],
-    group: Sequence[int],
-    device: torch.device,
-    precision: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Return what `Student.forward` returns for the texts of a micro-batch."""
-    batch = TrainingBatch.of([texts[index] for index in group], device)
-    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-        scores: tuple[Tensor, Tensor] = student(batch)
-    return scores
-
-
-def device_of(plan: TrainingPlan) -> torch.device:
-    """Return the device that a plan trains on: with `auto`, CUDA if there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if plan.device == "auto" else plan.device)
 
 
 def product_dtype(precision: Precision, device: torch.device) -> torch.dtype:

@@ -128,7 +128,7 @@ def write_stage(stage: str, folder: Path, *, passes: bool = True, sessions: int 
 def card(expires_unix: float, sessions: int = 8) -> str:
     """Return the JSON of the card of a dataset that holds so many sessions of sums out."""
     return DatasetCard(
-        expires_unix=expires_unix, fresh=("sums",), train_tokens=1, heldout={}, heldout_sessions={"sums": sessions}
+        expires_unix=expires_unix, fresh=("sums",), train_tokens=1, heldout_sessions={"sums": sessions}
     ).model_dump_json()
 
 

@@ -66,7 +66,7 @@ def test_every_recorded_position_is_learnt_from_or_held_out(tmp_path: Path) -> N
     # Of each session all but its first token, for which nothing speaks.
     assert sum(text.label_count for text in all_texts(tmp_path / "d")) == 40 * 39
     assert card.train_tokens == sum(text.label_count for text in train)
-    assert sum(card.heldout.values()) == sum(text.label_count for text in held)
+    assert card.heldout_sessions == {"code": len(held)}
     assert 2 <= len(held) <= 20
     assert DatasetCard.read(tmp_path / "d") == card
 
@@ -127,7 +127,7 @@ def test_the_gate_sees_old_classes_whatever_the_replay_share(tmp_path: Path) -> 
     log = ListedLog([*old, *sessions(20, traffic_class="sums")])
     card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, heldout_tokens=100_000), now=500.0)
     all_old = build(ListedLog(old), tmp_path / "old", plan(heldout_tokens=100_000), now=500.0)
-    assert card.heldout["code"] == all_old.heldout["code"] > 0
+    assert card.heldout_sessions["code"] == all_old.heldout_sessions["code"] > 0
 
 
 def test_what_chooses_the_best_checkpoint_is_not_what_the_gate_measures_on(tmp_path: Path) -> None:

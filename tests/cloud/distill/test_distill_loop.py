@@ -121,6 +121,23 @@ async def test_a_dataset_that_is_too_small_to_be_judged_is_not_trained_on(world:
     )
 
 
+async def test_every_token_of_the_target_counts_once_and_none_of_the_future(world: World) -> None:
+    loop = world.loop()
+    world.traffic(600)
+    world.log.passages += [
+        replace(world.log.passages[0], tenant="recorded by another verifier, too"),
+        replace(world.log.passages[0], session_id="x", weights_hash="sha256:other"),
+        replace(world.log.passages[0], session_id="y", time_unix=world.now + 100),
+    ]
+    for _ in range(2):
+        assert await loop.step() > 0 and loop.run is None
+    world.traffic(399)
+    assert await loop.step() > 0
+    world.traffic(1)
+    assert await loop.step() == 0
+    assert world.run().job.tokens == 1_000
+
+
 async def test_a_release_that_the_coordinator_has_lost_on_its_trial_is_published_again(world: World) -> None:
     world.traffic(1_000)
     loop = await until_idle(world.loop())
