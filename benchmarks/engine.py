@@ -21,6 +21,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from benchmarks.support import harness, vllm_generate
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.stepped_engine import GREEDY, ScriptedDevice, SteppedEngine
 from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine_process.launcher import HUGE_PAGES
 from outrider.core.errors import Unavailable
 from outrider.core.sampling import SamplingParams
 
@@ -196,4 +198,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    if not HUGE_PAGES.keys() <= os.environ.keys():  # the engine's process begins with them
+        os.execve(sys.executable, sys.orig_argv, HUGE_PAGES | os.environ)
     main()
