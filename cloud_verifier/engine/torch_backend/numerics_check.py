@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.torch_backend.architecture import DEVIATING, FAILING_TREES, refused
-from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
@@ -25,22 +25,21 @@ FLOAT32_BOUND = 1e-3
 HALF_BOUND = 0.06
 """Greatest difference in bfloat16 and float16 for the median row, as a share of the greatest logit: a router near a tie
 may send a token to another expert, which changes single rows much; a wrong mask or position changes nearly all rows."""
-TREE = (-1, -1, 0, 0, 1, 2, 2, 5)
-"""Parents of the nodes, -1 for the root: two branches, siblings at three depths."""
-PATH = (0, 2, 5, 7)
-"""The accepted nodes: from a child of the root down to a leaf, some of them not the first of their siblings."""
-PROMPTS = (37, 22)
-CHUNKS = (16, 9)
-TREES = 2
+PARENTS = (0, 0, 1, 1, 2, 3, 3, 6)
+"""Rows of the nodes' parents, the last known token's being 0: two branches, siblings at three depths."""
+DEPTHS = (1, 1, 2, 2, 2, 3, 3, 4)
+PATH = (1, 3, 6, 8)
+"""Rows of the accepted nodes: from a child of the root down to a leaf, some of them not the first of their siblings."""
+PROMPTS = ((37, 16), (22, 9))
+"""Tokens of each session's prompt, and of the chunks in which they are read."""
+STEPS = 3 + 2
+"""To read the prompts, and to evaluate two trees of the longer one's session."""
 
 
 def check_numerics(model: TargetModel, *, seed: int = 0) -> float:
     """Return the deviation of the logits, and mark the model as tested. Raises ModelRefused above the bound."""
-    rng = np.random.default_rng(seed)
-    pool = KVPool(model.layers, 256, dtype=model.torch_dtype, device=model.device)
-    sequences = [_Sequence(model, pool, length, rng) for length in PROMPTS]
     try:
-        by_row, greatest = _compare(model, pool, sequences)
+        by_row, greatest = _compare(model, np.random.default_rng(seed))
     except ModelRefused:
         raise
     except Exception as error:
@@ -54,64 +53,45 @@ def check_numerics(model: TargetModel, *, seed: int = 0) -> float:
     return deviation
 
 
-def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -> tuple[list[float], float]:
+def _compare(model: TargetModel, rng: np.random.Generator) -> tuple[list[float], float]:
     """Return (greatest deviation in each row compared, greatest magnitude of a logit)."""
-    by_row: list[float] = []
-    greatest = 0.0
-    chunks = max(-(-(prompt - 1) // chunk) for prompt, chunk in zip(PROMPTS, CHUNKS, strict=True))
-    for _ in range(chunks + TREES):
-        segments = [s.chunk(CHUNKS[i]) or s.tree() for i, s in enumerate(sequences)]
+
+    def random_tokens(count: int) -> list[int]:
+        tokens: list[int] = rng.integers(0, model.vocab_size, count).tolist()
+        return tokens
+
+    pool = KVPool(model.layers, 256, dtype=model.torch_dtype, device=model.device)
+    texts = [random_tokens(length) for length, _ in PROMPTS]
+    tables = [SessionSlots(pool, text, most=pool.slots, last_position=model.max_sequence - 1) for text in texts]
+    by_row, greatest = list[float](), 0.0
+    for _ in range(STEPS):
+        trees = [random_tokens(len(PARENTS)) for _ in texts]
+        segments = []
+        for text, slots, nodes, (_, chunk) in zip(texts, tables, trees, PROMPTS, strict=True):
+            if unread := len(text) - 1 - len(slots.table):
+                segments.append(slots.segment(min(chunk, unread), None))
+            else:
+                ids = tuple(range(1, len(nodes) + 1))
+                segments.append(slots.segment(1, TreeBatch(ids, PARENTS, tuple(nodes), DEPTHS, 0)))
         batch = PackedBatch.pack(segments, model.device)
         logits = model.forward(batch, model.attention.plan(segments, pool)).float()
-        for sequence, segment, start in zip(sequences, segments, batch.logit_starts, strict=True):
+        for text, slots, nodes, segment, start in zip(texts, tables, trees, segments, batch.logit_starts, strict=True):
+            slots.keep(segment, PATH if segment.wants_logits else ())
             if segment.wants_logits:
-                expected = sequence.expected()
+                expected = _plain_logits(model, text, nodes)
                 by_row += (logits[start : start + len(expected)] - expected).abs().amax(dim=1).tolist()
                 greatest = max(greatest, float(expected.abs().max()))
-            sequence.keep(segment)
+                text += [*(nodes[row - 1] for row in PATH), *random_tokens(1)]
     return by_row, greatest
 
 
-class _Sequence:
-    """A sequence of the check: a random prompt, then random trees below its last token."""
-
-    def __init__(self, model: TargetModel, pool: KVPool, length: int, rng: np.random.Generator) -> None:
-        self._model = model
-        self._rng = rng
-        self._tokens: list[int] = rng.integers(0, model.vocab_size, length).tolist()
-        self._slots = SessionSlots(pool, self._tokens, most=pool.slots, last_position=model.max_sequence - 1)
-        self._nodes: list[int] = []
-
-    def chunk(self, rows: int) -> Segment | None:
-        """Return the next piece of the prompt; None if only the last token is left."""
-        rows = min(rows, len(self._tokens) - 1 - len(self._slots.table))
-        return self._slots.segment(rows, None) if rows > 0 else None
-
-    def tree(self) -> Segment:
-        """Return the last token and a new random tree below it."""
-        self._nodes = self._rng.integers(0, self._model.vocab_size, len(TREE)).tolist()
-        depths: list[int] = []
-        for parent in TREE:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        ids, rows = range(1, len(TREE) + 1), [parent + 1 for parent in TREE]
-        return self._slots.segment(1, TreeBatch(tuple(ids), tuple(rows), tuple(self._nodes), tuple(depths), 0))
-
-    def expected(self) -> torch.Tensor:
-        """Return `[1 + nodes, V]`: a plain forward pass's logits at the last token and at every node."""
-        rows: dict[int, torch.Tensor] = {}
-        for leaf in set(range(len(TREE))) - set(TREE):
-            path = [leaf]
-            while TREE[path[0]] >= 0:
-                path.insert(0, TREE[path[0]])
-            logits = self._model.linear_logits(self._tokens + [self._nodes[node] for node in path])
-            rows |= dict(zip([-1, *path], logits[-1 - len(path) :], strict=True))
-        return torch.stack([rows[node] for node in range(-1, len(TREE))]).float()
-
-    def keep(self, segment: Segment) -> None:
-        """Keep the chain; of a tree accept one path, and append one more token, as a verification does."""
-        if not segment.wants_logits:
-            self._slots.keep(segment)
-            return
-        self._slots.keep(segment, [node + 1 for node in PATH])
-        self._tokens += [self._nodes[node] for node in PATH]
-        self._tokens.append(int(self._rng.integers(0, self._model.vocab_size)))
+def _plain_logits(model: TargetModel, text: list[int], nodes: Sequence[int]) -> torch.Tensor:
+    """Return `[1 + nodes, V]`: a plain forward pass's logits at the last token of the text and at every node."""
+    rows: dict[int, torch.Tensor] = {}
+    for leaf in set(range(1, len(PARENTS) + 1)) - set(PARENTS):
+        path = [leaf]
+        while path[0]:
+            path.insert(0, PARENTS[path[0] - 1])
+        logits = model.linear_logits(text + [nodes[row - 1] for row in path[1:]])
+        rows |= dict(zip(path, logits[-len(path) :], strict=True))
+    return torch.stack([rows[row] for row in range(len(PARENTS) + 1)]).float()
