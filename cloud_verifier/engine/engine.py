@@ -22,7 +22,7 @@ from itertools import compress
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
-from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, at_half_cost, by_acceptance
+from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, by_acceptance
 from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import EngineSession
@@ -71,8 +71,6 @@ STALLED_WHEN_FULL_S = 5.0
 """Seconds after which a stalled session ends if another one, new or dropped by the target, finds no room."""
 SCORED_BYTES = 256 << 20
 """Most memory of one step's logits, in float32, of rows that score prompts."""
-EXPLORE = 32
-"""One step in so many takes nodes as if they cost half, so that the cost model learns of more rows."""
 
 
 class Engine:
@@ -310,19 +308,11 @@ class Engine:
             step, profiler, compares = self.counters.steps, self._profiler, self._overlay.serves_without_device
             candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
             decision = self._decision = schedule(
-                candidates, now, self._budget, self._policy(), profiler.cost, profiler.between_s
+                candidates, now, self._budget, self.allocation, profiler.cost, profiler.between_s
             )
             if isinstance(decision, Wait):
                 profiler.idle()
         return decision
-
-    def _policy(self) -> AllocationPolicy:
-        """Return the allocation policy of the next step."""
-        return at_half_cost(self.allocation) if self._exploring else self.allocation
-
-    @property
-    def _exploring(self) -> bool:
-        return self.counters.steps % EXPLORE == EXPLORE - 1
 
     def _run(self, plan: StepPlan) -> None:
         """Run a step: add the nodes drafted for it, prepare its rows, and advance the sessions that have some."""
@@ -347,9 +337,7 @@ class Engine:
         begun = time.perf_counter()
         self._overlay.observe(self._executor)
         try:
-            drafted = self._overlay.draft(
-                plan, self._live, self.counters.steps, self._profiler, exploring=self._exploring
-            )
+            drafted = self._overlay.draft(plan, self._live, self.counters.steps, self._profiler)
         except Exception:
             drafted = True
             self._give_up_drafting()
@@ -361,7 +349,7 @@ class Engine:
     def _extended(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the nodes that the verifier's own sources have proposed."""
         try:
-            return self._overlay.extend(plan, self._live, self._policy(), self._profiler)
+            return self._overlay.extend(plan, self._live, self.allocation, self._profiler)
         except Exception:
             self._give_up_drafting()
             return plan

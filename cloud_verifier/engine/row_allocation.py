@@ -27,7 +27,7 @@ AllocationPolicy = Callable[[Sequence[Acceptances], int, CostCurve], NodeCounts]
 """(nodes of each session that gets its plain row, rows there are for nodes, cost) -> counts"""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RowAllocation:
     """The rows that a session gets in a step: known tokens, and nodes, those of the greatest acceptance.
 
@@ -55,13 +55,3 @@ def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve) -
     refused = best_first[taken][0] if taken < len(best_first) else -1.0
     favoured = tuple(i for i, count in enumerate(counts) if count and sessions[i][count - 1] == refused)
     return tuple(counts), favoured
-
-
-def at_half_cost(policy: AllocationPolicy) -> AllocationPolicy:
-    """Return the policy as it would be if nodes cost half: some steps are spent so, to measure what is rarely tried."""
-
-    def allocate(sessions: Sequence[Acceptances], rows: int, cost: CostCurve) -> NodeCounts:
-        plain = cost(np.zeros(1, dtype=np.int64))
-        return policy(sessions, rows, lambda nodes: (plain + cost(nodes)) / 2)
-
-    return allocate

@@ -43,69 +43,46 @@ LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
-SHORT_TRIAL, TRIAL, TRIAL_SESSIONS = 3, 8, 8
-"""Steps with drafting before it is judged: the first if its sessions were 2 * TRIAL or more. And the most sessions that
-are drafted for in each of them."""
-FIRST_PAUSE, LONGEST_PAUSE = 64, 512
-"""Steps without drafting that did not pay; each pause is twice the last one, until drafting has paid again."""
-REMEMBERED = 40
-"""Number of steps whose plain mean would be as exact as the moving average of gains."""
+EXPLORE = 32
+"""One step in so many proposes down to LEAST_FLOOR."""
+TRIAL, PERIOD, TRIAL_SESSIONS = 8, 256, 8
+"""Steps with drafting before it is judged, in each period if it does not pay; and the most sessions that are drafted
+for in such a step."""
 
 
 class Drafting:
-    """Judges whether the time of drafting pays, by what it took and gained for a session; it pauses if it does not."""
+    """Judges whether the time of drafting pays, by what it took and gained for a session.
+
+    gain: mean tokens that it adds to a step of a session, less the price of their nodes. paused: whether it was last
+    found not to pay, outside of a trial.
+    """
 
     def __init__(self) -> None:
+        self.gain = MovingAverage()
+        self.seconds = MovingAverage()
+        """Of drafting for a session, without the reading of prompts."""
         self.paused = False
-        self._resumes = 0
-        """Number of the step that ends the pause."""
-        self._pause = FIRST_PAUSE
-        self._begin_trial()
-
-    def pays(self, step: int, token_s: float) -> bool:
-        """Return whether to draft in this step. token_s: seconds in which a token is committed otherwise."""
-        if step < self._resumes:
-            return False
-        self.paused = False
-        if self.on_trial:
-            return True
-        # Of few steps, or uneven ones, drafting may only look useless: the error of the mean counts for it.
-        variance = max(0.0, self._squares.value - self.gain**2)
-        error = math.sqrt(variance / (min(self._judged, REMEMBERED) - 1))
-        if (self.gain + error) * token_s >= self._seconds.value:
-            self._pause = FIRST_PAUSE
-            return True
-        self.paused = True
-        self._resumes, self._pause = step + self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        self._begin_trial()
-        return False
+        self._judged = 0
 
     @property
-    def gain(self) -> float:
-        """Return the mean tokens that it adds to a step of a session."""
-        return self._gain.value
+    def known(self) -> bool:
+        """Return whether there were enough steps to judge."""
+        return self._judged >= TRIAL
 
-    @property
-    def on_trial(self) -> bool:
-        """Return whether there were too few steps since the last pause to judge."""
-        return self._judged < (SHORT_TRIAL if self._sessions >= 2 * TRIAL else TRIAL)
+    def sessions_to_ask(self, sessions: int, step: int, token_s: float) -> int:
+        """Return for how many of these sessions to draft in a step: all if it pays, else none, or few in a trial.
 
-    def observe_time(self, seconds: float) -> None:
-        """Learn the seconds of drafting for a session, without the reading of prompts."""
-        self._seconds.add(seconds)
+        token_s: seconds in which a token is committed otherwise.
+        """
+        pays = self.known and self.gain.value * token_s >= self.seconds.value
+        trial = not self.known or step % PERIOD < TRIAL
+        self.paused = not pays and not trial
+        return sessions if pays else min(sessions, TRIAL_SESSIONS) if trial else 0
 
-    def observe_gain(self, gains: Sequence[float]) -> None:
-        """Learn the tokens that a step committed for each session beyond those that its time would have committed
-        without the drafted nodes."""
-        tokens = sum(gains) / len(gains)
-        self._gain.add(tokens)
-        self._squares.add(tokens**2)
+    def observe(self, gains: Sequence[float]) -> None:
+        """Learn the gains of a step in each session."""
+        self.gain.add(sum(gains) / len(gains))
         self._judged += 1
-        self._sessions += len(gains)
-
-    def _begin_trial(self) -> None:
-        self._gain, self._squares, self._seconds = MovingAverage(), MovingAverage(), MovingAverage()
-        self._judged = self._sessions = 0
 
 
 class _Source:
@@ -120,18 +97,6 @@ class _Source:
         there are none."""
         self.observing_s = 0.0
         """Seconds in which it learned from the last step."""
-
-    def sessions_to_ask(self, beside: bool, step: int, step_s: float, commits: float, ready: int, sessions: int) -> int:
-        """Return about how many sessions of a group to ask: none while it does not pay, and few in a trial.
-
-        step_s: seconds of the step without the verifier's own nodes. commits: expected of the step, for all `ready`
-        sessions. sessions: number of the group.
-        """
-        drafting = self.drafting[beside]
-        otherwise = max(ready, commits - drafting.gain * sessions)
-        if not drafting.pays(step, step_s / otherwise):
-            return 0
-        return TRIAL_SESSIONS if drafting.on_trial else sessions
 
 
 class Overlay:
@@ -159,21 +124,14 @@ class Overlay:
         """Return whether a source drafts for sessions without nodes of their devices."""
         return any(not one.drafting[False].paused for one in self._sources)
 
-    def draft(
-        self,
-        plan: StepPlan,
-        live: Mapping[str, EngineSession],
-        step: int,
-        profiler: StepProfiler,
-        *,
-        exploring: bool = False,
-    ) -> bool:
+    def draft(self, plan: StepPlan, live: Mapping[str, EngineSession], step: int, profiler: StepProfiler) -> bool:
         """Ask the sources about the sessions of a planned step that they were not asked about since their last commit.
 
         Return whether a source was asked. A session for which a device was waited in vain may be asked about again.
-        exploring: whether nodes are proposed that hardly pay, so that they are measured.
         """
-        self._learn_gains()
+        for drafting, gains in self._gains.items():
+            drafting.observe(gains)
+        self._gains.clear()
         ready, generating = _sessions(plan, live)
         if not plan.node_rows or not self._sources:
             return False
@@ -184,14 +142,18 @@ class Overlay:
         groups = {beside: sum((s.session_id in near) is beside for s in generating) for beside in (False, True)}
         cost, nodes = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
         commits = sum(1.0 + max(sum(s.acceptances()[: nodes[s.session_id]]), s.nodes.server_gain.value) for s in ready)
-        step_s, floor = float(cost(np.zeros(1, np.int64))[0]), _floor(commits, cost, exploring=exploring)
+        step_s, floor = float(cost(np.zeros(1, np.int64))[0]), _floor(commits, cost)
+        if step % EXPLORE == 0:
+            floor = LEAST_FLOOR
         each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
         trees: dict[str, dict[str, ProposedTree]] = {session.session_id: {} for session in undrafted}
         any_asked = False
         for one in list(self._sources):
             asked: list[EngineSession] = []
             for beside, sessions in groups.items():
-                most = one.sessions_to_ask(beside, step, step_s, commits, len(ready), sessions)
+                drafting = one.drafting[beside]
+                otherwise = max(len(ready), commits - drafting.gain.value * sessions)
+                most = drafting.sessions_to_ask(sessions, step, step_s / otherwise)
                 asked += [s for s in undrafted if (s.session_id in near) is beside][:most]
             if not asked:
                 continue
@@ -233,7 +195,7 @@ class Overlay:
         for one in self._sources if verified is not None else ():
             tree, drafting = trees.get(one.source.name), one.drafting[beside]
             # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
-            if tree or (tree is not None and not drafting.on_trial):
+            if tree or (tree is not None and drafting.known):
                 outcome = rows.session.nodes.own.get(one.source.name, SourceOutcome())
                 self._gains[drafting].append(outcome.gain - price * outcome.added)
         self._last.append((rows, verified))
@@ -290,13 +252,8 @@ class Overlay:
         if trees:
             one.observing_s = 0.0
         for beside in {session_id in near for session_id in trees}:
-            one.drafting[beside].observe_time(seconds / len(trees))
+            one.drafting[beside].seconds.add(seconds / len(trees))
         return trees
-
-    def _learn_gains(self) -> None:
-        for drafting, gains in self._gains.items():
-            drafting.observe_gain(gains)
-        self._gains.clear()
 
     def _failed(self, one: _Source) -> None:
         """Go on without a source, which has raised."""
@@ -322,12 +279,11 @@ def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:
     return cost
 
 
-def _floor(commits: float, cost: CostCurve, *, exploring: bool) -> float:
+def _floor(commits: float, cost: CostCurve) -> float:
     """Return the least path acceptance at which nodes are proposed: near what a node's time would commit otherwise."""
     plain, more = map(float, cost(np.array([0, FURTHER_NODES])))
     price = commits / plain * (more - plain) / FURTHER_NODES if plain > 0.0 else 0.0
-    floor = min(GREATEST_FLOOR, max(LEAST_FLOOR, FLOOR_SHARE * price))
-    return LEAST_FLOOR if exploring else floor
+    return min(GREATEST_FLOOR, max(LEAST_FLOOR, FLOOR_SHARE * price))
 
 
 def _evaluated(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count, pairwise
+from itertools import count
 
 import numpy as np
 import pytest
@@ -170,28 +170,26 @@ def test_nodes_that_come_while_the_verifier_drafts_are_in_the_same_step(target: 
     assert counters.sources["knowing"].evaluated > 0
 
 
-def test_drafting_that_does_not_pay_pauses_for_longer_and_longer_until_it_pays_again() -> None:
+def test_drafting_that_does_not_pay_is_tried_now_and_then_until_it_pays_again() -> None:
     drafting = Drafting()
 
     def drafted(steps: range, gain: float) -> list[int]:
-        """Return the steps with drafting: it takes 2 ms for a session, and a token is worth 20 ms."""
+        """Return the sessions of 20 drafted for in each step: it takes 2 ms for one, and a token is worth 20 ms."""
         found = []
         for step in steps:
-            if drafting.pays(step, 0.02):
-                found.append(step)
-                drafting.observe_time(0.002)
-                drafting.observe_gain([gain])
+            found.append(drafting.sessions_to_ask(20, step, 0.02))
+            if found[-1]:
+                drafting.seconds.add(0.002)
+                drafting.observe([gain] * found[-1])
         return found
 
-    assert drafted(range(100), 0.2) == [*range(100)]
-    late = drafted(range(100, 1_000), 0.0)
-    assert late[0] == 100
-    assert len(late) < 150
-    pauses = [after - before - 1 for before, after in pairwise(late) if after > before + 1]
-    assert pauses[:3] == [64, 128, 256]
-    good = drafted(range(1_000, 2_000), 0.2)
-    assert good == [*range(good[0], 2_000)]
-    assert good[0] <= 1_000 + 512
+    assert drafted(range(100), 0.4) == 8 * [8] + 92 * [20]
+    late = drafted(range(100, 1_024), 0.0)
+    assert late[0] == 20
+    assert late.count(20) < 60
+    assert late.count(8) == 3 * 8
+    good = drafted(range(1_024, 1_300), 0.4)
+    assert good[-10:] == 10 * [20]
 
 
 class KnowingLate(Knowing):
@@ -210,12 +208,3 @@ def test_a_source_is_not_paused_because_it_finds_nothing_at_first(target: Target
     rig.attach("s", client(prompt, nothing, max_tokens=60, ignore_eos=True))
     rig.run()
     assert rig.engine.counters.server_accepted > 20
-
-
-def test_a_trial_with_many_sessions_takes_three_steps() -> None:
-    drafting, steps = Drafting(), 0
-    while drafting.pays(steps, 0.02):
-        drafting.observe_time(0.002)
-        drafting.observe_gain([0.0] * 8)
-        steps += 1
-    assert steps == 3
