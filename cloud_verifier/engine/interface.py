@@ -20,7 +20,7 @@ from outrider.core.verification import TreeBatch, Verified
 from outrider.wire.v1 import engine_pb2 as pb
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Committed:
     """A commit that is to be sent to a session's device."""
 
@@ -40,7 +40,7 @@ class Failed:
 Event = Committed | Failed
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SessionRows:
     """Lists the rows of one session in a step."""
 

@@ -51,7 +51,7 @@ class StepBudget:
     """The most rows that score prompts, whose logits take memory."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepCandidate:
     """A session as the scheduler sees it. The device's times are 0 if they are not known."""
 

@@ -17,7 +17,7 @@ from outrider.core.sampling import TypicalAcceptance
 from outrider.core.tree import ROOT, TokenTree
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TreeBatch:
     """Lists one session's rows of a verification step: the last committed token (row 0) and some nodes.
 
@@ -60,7 +60,7 @@ def chain_of(tokens: Sequence[int], position: int) -> TreeBatch:
     return TreeBatch(tuple(rows), tuple(range(len(tokens))), tuple(tokens), tuple(rows), position)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Verified:
     """Holds the tokens that a step commits, and the rows of the accepted nodes."""
 

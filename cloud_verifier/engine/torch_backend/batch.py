@@ -14,7 +14,7 @@ from cloud_verifier.engine.torch_backend.kv_pool import Slots
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Segment:
     """Holds one session's n rows of one step: a chain of known tokens, then nodes of its tree.
 
