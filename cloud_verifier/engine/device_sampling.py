@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.coupling import position_key, signed
+from outrider.core.coupling import position_key, position_keys
 from outrider.core.sampling import SamplingParams
 from outrider.core.target_token import FAR, SLACK, Head, Row, certain_tokens, head_among, tokens_among
 from outrider.core.verification import TreeBatch, Walk
@@ -27,7 +27,7 @@ from outrider.core.verification import TreeBatch, Walk
 log = logging.getLogger(__name__)
 
 Wanted = Sequence[tuple[Sampler, int, Sequence[int]]]
-"""Each row's sampler and generated position, and the tokens of the step that lead to the row."""
+"""Each row's sampler and generated position, and the tokens of the step that lead to the row, for penalties."""
 
 
 class SessionWalk(Walk):
@@ -136,8 +136,11 @@ def _ahead(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSam
     """Return the tokens that the device chooses, by row; all rows of the walks are looked at."""
     rows = [one.first + at for one in walks for at in range(len(one.batch.ids) + 1)]
     part = logits if rows == [*range(len(logits))] else logits[torch.tensor(rows, device=logits.device)]
-    paths = ((one, path) for one in walks for path in _paths(one.batch))
-    wanted = [(one.sampler, one.batch.position + len(path), path) for one, path in paths]
+    wanted: list[tuple[Sampler, int, Sequence[int]]] = []
+    for one in walks:
+        batch, position, penalised = one.batch, one.batch.position, one.sampler.params.penalised
+        paths = _paths(batch) if penalised else [()] * (len(batch.ids) + 1)
+        wanted += ((one.sampler, position + depth, path) for depth, path in zip((0, *batch.depths), paths, strict=True))
     chosen = zip(rows, device.choose(part, wanted), strict=True)
     return {row: token for row, token in chosen if token is not None}
 
@@ -178,8 +181,10 @@ def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> list[int
     """Return each row's token, None where it is not certain. kernels: module triton_race. logits: `[R, V]`."""
     tokens: list[int | None] = [None] * len(wanted)
     ways: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    samplers = {sampler for sampler, _, _ in wanted}
+    way_of = {one: (_way(one.params, logits.shape[1]), one.params.penalised) for one in samplers}
     for row, (sampler, _, _) in enumerate(wanted):
-        ways[_way(sampler.params, logits.shape[1]), sampler.params.penalised].append(row)
+        ways[way_of[sampler]].append(row)
     ways.pop(("host", True), None)
     for (way, penalised), all_rows in ways.items():
         most = PENALISED_ROWS if penalised else len(all_rows)
@@ -283,30 +288,23 @@ def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
 
 def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
     """Return the tokens of rows whose winner without filters is one that the filters leave."""
-    keys = [signed(position_key(sampler.key, position)) for sampler, position, _ in wanted]
-    temperatures = [sampler.params.temperature for sampler, _, _ in wanted]
-    device = logits.device
+    values = np.array([(p.temperature, p.top_p, p.min_p, p.top_k) for p in _params(wanted)])
+    temperature, top_p, min_p, top_k = values.T
+    keys = position_keys([sampler.key for sampler, _, _ in wanted], [position for _, position, _ in wanted])
+    device, slack = logits.device, 2.0 * SLACK
     raced = race(
-        logits, torch.tensor(keys, device=device), torch.tensor(temperatures, device=device), slack=2.0 * SLACK
+        logits, torch.from_numpy(keys).to(device), torch.from_numpy(temperature.astype(np.float32)).to(device), slack
     )
-    return [
-        raced.tokens[row] if _certain(raced, row, sampler.params, logits.shape[1]) else None
-        for row, (sampler, _, _) in enumerate(wanted)
-    ]
-
-
-def _certain(raced: Any, row: int, params: SamplingParams, vocabulary: int) -> bool:
-    """Return whether a row's winner is the target's token for certain. Comparisons with NaN are false."""
-    temperature, top, share = params.temperature, raced.tops[row], raced.shares[row]
-    filtered = 0 < params.top_k < vocabulary
-    # What share of the probability top-k leaves is not known, so with both filters nothing is certain.
-    within_top_p = params.top_p == 1.0 or (not filtered and share < params.top_p - _SHARE_SLACK)
-    behind = (top - raced.logits[row]) / temperature
-    return bool(
-        abs(top) <= FAR * temperature
-        and raced.leads[row] > _LEAD + _RELATIVE_LEAD * abs(top) / temperature
-        and raced.near[row] == 0
-        and (not filtered or raced.ranks[row] < params.top_k)
-        and within_top_p
-        and (params.min_p == 0.0 or behind < -math.log(params.min_p) - SLACK)
-    )
+    tokens, lead, top, own, rank, near, share = raced
+    filtered = (top_k > 0) & (top_k < logits.shape[1])
+    with np.errstate(divide="ignore", invalid="ignore"):  # comparisons with NaN are false
+        certain = (
+            (abs(top) <= FAR * temperature)
+            & (lead > _LEAD + _RELATIVE_LEAD * abs(top) / temperature)
+            & (near == 0)
+            & (~filtered | (rank < top_k))
+            # What share of the probability top-k leaves is not known, so with both filters nothing is certain.
+            & ((top_p == 1.0) | (~filtered & (share < top_p - _SHARE_SLACK)))
+            & ((min_p == 0.0) | ((top - own) / temperature < -np.log(min_p) - SLACK))
+        )
+    return [int(token) if sure else None for token, sure in zip(tokens.tolist(), certain.tolist(), strict=True)]

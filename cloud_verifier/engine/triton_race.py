@@ -6,11 +6,11 @@ computed from the same 64-bit hash as in outrider.core.coupling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether kernels run in triton's interpreter, on CPU tensors."""
@@ -84,28 +84,12 @@ def rank_kernel(
     tl.store(totals + at, tl.sum(weights, axis=0))
 
 
-@dataclass(frozen=True)
-class Raced:
-    """Holds the winners of rows, on the host, `[R]` each."""
+def race(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor, slack: float) -> NDArray[np.float64]:
+    """Return the winner of each row and what is known of it, `[7, R]`, in one copy from the device.
 
-    tokens: list[int]
-    leads: list[float]
-    """Nats to the second best score."""
-    tops: list[float]
-    """The greatest logits; NaN if a logit is."""
-    logits: list[float]
-    """The winners' own."""
-    ranks: list[int]
-    """Numbers of tokens that are more likely, or as likely with a smaller id."""
-    near: list[int]
-    """Numbers of other tokens whose logits are nearer than the row's slack, but not equal."""
-    shares: list[float]
-    """Probability of the tokens counted in `ranks`, before any filter."""
-
-
-def race(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor, slack: float) -> Raced:
-    """Return the winner of each row in one copy from the device.
-
+    These are the token; its lead to the second best score in nats; the row's greatest logit, NaN if a logit is; the
+    token's own logit; the number of tokens that are more likely, or as likely with a smaller id; the number of other
+    tokens that are near, but not equal; and the probability of those more likely ones, before any filter.
     logits: `[R, V]`. keys: of the rows' positions, int64 with the bits of the uint64. temperatures: float32.
     slack: nats between two tokens that count as near.
     """
@@ -133,6 +117,5 @@ def race(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor, s
         near.sum(dim=1),
         masses.sum(dim=1) / totals.sum(dim=1),
     )
-    host = torch.stack([column.double() for column in columns]).tolist()
-    whole = [[int(value) for value in host[column]] for column in (0, 4, 5)]
-    return Raced(whole[0], host[1], host[2], host[3], whole[1], whole[2], host[6])
+    found: NDArray[np.float64] = torch.stack([column.double() for column in columns]).cpu().numpy()
+    return found

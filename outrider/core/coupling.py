@@ -53,6 +53,15 @@ def position_key(key: int, position: int) -> int:
     return x ^ (x >> 31)
 
 
+def position_keys(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
+    """Return the keys of many positions, `[n]`: the bits of `position_key` of each key and position."""
+    x = np.array(keys, dtype=np.uint64) + (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    for bits, factor in _ROUNDS:
+        x = (x ^ (x >> bits)) * factor
+    signed_bits: NDArray[np.int64] = (x ^ (x >> np.uint64(31))).view(np.int64)
+    return signed_bits
+
+
 def signed(x: int) -> int:
     """Return the int64 that has the bits of the uint64 `x`."""
     return x - (1 << 64) if x >> 63 else x

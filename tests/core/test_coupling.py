@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.core.coupling import gumbel, position_key, session_key, uniform
+from outrider.core.coupling import gumbel, position_key, position_keys, session_key, uniform
 
 MASK = 2**64 - 1
 PROMPT = (1, 2, 3)
@@ -107,3 +107,12 @@ def test_neighbours_of_every_kind_are_uncorrelated() -> None:
     for name, other in others.items():
         assert abs(np.corrcoef(here, other)[0, 1]) < 4 / math.sqrt(size), name
         assert not np.any(here == other), name
+
+
+def test_many_positions_have_the_keys_of_each() -> None:
+    keys, positions = [0, 1, 2**63 + 5, 2**64 - 1], [0, 7, 100_000, 2**31]
+    expected = [position_key(key, position) for key, position in zip(keys, positions, strict=True)]
+    assert position_keys(keys, positions).view(np.uint64).tolist() == expected
+    ids = np.arange(4)
+    together = uniform(position_keys(keys, positions), ids)
+    assert together.tolist() == [uniform(at, ids[i : i + 1])[0] for i, at in enumerate(expected)]

@@ -29,8 +29,7 @@ def race(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor, s
     rows = [
         _raced(*row, slack) for row in zip(logits.float().numpy(), keys.tolist(), temperatures.tolist(), strict=True)
     ]
-    names = ("tokens", "leads", "tops", "logits", "ranks", "near", "shares")
-    return SimpleNamespace(**{name: [row[at] for row in rows] for at, name in enumerate(names)})
+    return np.array(rows, dtype=np.float64).T
 
 
 def _raced(x: np.ndarray[Any, Any], key: int, temperature: float, slack: float) -> tuple[Any, ...]:
