@@ -239,7 +239,7 @@ class MessageWriter:
         """Return the delta that more text makes, empty if it makes none. ended: the text is over."""
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
-        for one in self._parser.end() if ended else self._parser.feed(text):
+        for one in (*self._parser.feed(text), *(self._parser.end() if ended else ())):
             if one.kind == "content":
                 delta["content"] = delta.get("content", "") + one.text
             elif one.kind == "reasoning":
@@ -255,17 +255,13 @@ class MessageWriter:
 
     def message(self, text: str) -> dict[str, Any]:
         """Return the whole message that a text makes."""
-        first, last = self.delta(text), self.delta("", ended=True)
-        calls: list[dict[str, Any]] = []
-        for call in (*first.pop("tool_calls", ()), *last.pop("tool_calls", ())):
-            if "id" in call:
-                calls.append({name: call[name] for name in ("id", "type", "function")})
-            else:
-                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        message = {"role": "assistant", "content": None if calls else "", "refusal": None}
-        for name in (*first, *(name for name in last if name not in first)):
-            message[name] = first.get(name, "") + last.get(name, "")
-        return {**message, "tool_calls": calls} if calls else message
+        delta = self.delta(text, ended=True)
+        message = {"role": "assistant", "content": None if "tool_calls" in delta else "", "refusal": None, **delta}
+        if "tool_calls" in delta:
+            message["tool_calls"] = [
+                {name: call[name] for name in ("id", "type", "function")} for call in delta["tool_calls"]
+            ]
+        return message
 
     def reason(self, finish: FinishReason) -> str:
         """Return why the message has ended: "tool_calls" where it ends by itself and its calls are whole."""

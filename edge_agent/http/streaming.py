@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from edge_agent.sdk.generation import CompletionStream
@@ -24,11 +24,8 @@ STALL_S = 60.0
 """Seconds after which a client that takes nothing of its stream counts as gone."""
 DONE = b"data: [DONE]\n\n"
 
-_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would gather events
-)
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""nginx would gather events."""
 
 ChoiceChunks = AsyncGenerator[tuple[int, Chunk | None], None]
 """(index of the choice, its next chunk, or None at its end)"""
@@ -44,13 +41,10 @@ class ClientGone(Exception):
 
 async def drained(streams: Sequence[CompletionStream]) -> list[Completion]:
     """Run all streams to their ends. The first error, and a cancellation, ends all."""
-    tasks = [asyncio.create_task(stream.drain()) for stream in streams]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    async with contextlib.aclosing(merged(streams)) as choices:
+        async for _ in choices:
+            pass
+    return [stream.completion for stream in streams]
 
 
 async def merged(streams: Sequence[CompletionStream]) -> ChoiceChunks:
@@ -94,12 +88,8 @@ async def _forward(
 
 def event(content: object, name: str = "") -> bytes:
     """Return a server-sent event. name: its type; without one it has no `event` field."""
-    return (
-        (f"event: {name}\n".encode() if name else b"")
-        + b"data: "
-        + json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-        + b"\n\n"
-    )
+    data = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return f"{f'event: {name}{chr(10)}' if name else ''}data: {data}\n\n".encode()
 
 
 @contextlib.asynccontextmanager
@@ -134,23 +124,27 @@ async def streamed(events: Events) -> Response:
         raise
 
 
-class _EventStream(Response):
+class _EventStream(StreamingResponse):
     """A response with a first event and those that follow.
 
     A client that takes nothing for STALL_S seconds ends it: otherwise it would hold its sessions for good.
     """
 
     def __init__(self, first: bytes, rest: Events) -> None:
-        super().__init__()
+        super().__init__(self._all(), headers=_HEADERS, media_type="text/event-stream")
         self._first = first
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._rest), first_done(self._send_all(send), _disconnected(receive)) as sending:
-            if sending.done():
-                sending.result()
+        async with contextlib.aclosing(self._rest):
+            await super().__call__(scope, receive, send)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _all(self) -> Events:
+        yield self._first
+        async for data in self._rest:
+            yield data
+
+    async def stream_response(self, send: Send) -> None:
         """Send all events, unless the client does not take a message in time."""
 
         async def within_time(message: Message) -> None:
@@ -158,11 +152,7 @@ class _EventStream(Response):
                 await send(message)
 
         try:
-            await within_time({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await within_time({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for data in self._rest:
-                await within_time({"type": "http.response.body", "body": data, "more_body": True})
-            await within_time({"type": "http.response.body", "body": b"", "more_body": False})
+            await super().stream_response(within_time)
         except TimeoutError:
             log.warning("a client took nothing of its stream for %g s: its request ends", STALL_S)
 
