@@ -128,15 +128,15 @@ class AsyncClient:
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
         self._tasks = BackgroundTasks()
         self._drafts = DraftPool(self._draft_options)
-        self._sessions = Sessions(settings, self._drafts, self._tasks, tls, reroute or {})
+        self._sessions = Sessions(settings, self._drafts, self._tasks, tls, reroute)
         self.metrics = self._sessions.metrics
         self._signed_only = bool(settings.release_keys)
         self.updates: Follower | None = None
         """Keeps the draft up to date; None without trusted publishers or a coordinator, or for a draft chosen here."""
         keys = trusted_keys(settings.release_keys)
         if keys and coordinator and draft == AUTO:
-            ask = self._sessions.coordinator
-            follower = Follower(keys, cache / FOLDER, lambda *state: ask().release_offer(*state), self._drafts, tls)
+            ask = self._sessions.coordinator.release_offer
+            follower = Follower(keys, cache / FOLDER, ask, self._drafts, tls)
             self.updates = follower
             self._sessions.on_release_notice = follower.notice
             self._sessions.device_id = lambda: follower.device_id

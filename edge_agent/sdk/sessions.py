@@ -11,17 +11,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-import grpc
-
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk.request import Request
+from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, grants_of, prior_of
-from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
+from edge_agent.session.driver import SessionDriver
+from edge_agent.session.failover import FIRST_CONTACT_S, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import SILENCE_S, Channels
 from edge_agent.target.artifacts import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
@@ -127,7 +125,7 @@ class Sessions:
         drafts: DraftPool,
         tasks: BackgroundTasks,
         tls: ClientTls | None,
-        reroute: Mapping[str, str],
+        reroute: Mapping[str, str] | None,
     ) -> None:
         self.settings = settings
         self.metrics = EdgeMetrics()
@@ -137,9 +135,11 @@ class Sessions:
         self.device_id: Callable[[], str] = lambda: ""
         """Returns the id by which drafts are offered to this device; empty where none are asked for."""
         self._tasks = tasks
-        self._channels = Channels(tls, insecure=settings.insecure)
+        self._channels = Channels(tls, insecure=settings.insecure, reroute=reroute)
         self._tls = tls is not None
-        self._reroute = reroute
+        self.coordinator = CoordinatorClient(
+            self._channels, settings.coordinator, tasks.in_background, tls=self._tls, api_key=settings.api_key
+        )
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self.open_budget_s, self.resume_budget_s = OPEN_BUDGET_S, RESUME_BUDGET_S
@@ -171,19 +171,18 @@ class Sessions:
             statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
             draft = await stack.enter_async_context(self.drafts.session(session, speculation=request.speculation))
             draft.grammar = bundle.grammar(request.sampling.grammar)
+            draft.vocabulary_size = bundle.description.vocabulary_size
             self._tasks.check_open()
-            options = DriverOptions(
-                session_id=statistics.session_id,
+            driver = SessionDriver(
+                session,
+                draft,
+                self.route(placement, budget_s),
+                self._channels,
+                statistics,
                 vocabulary_hash=bundle.tokenizer.vocabulary_hash,
-                vocabulary_size=bundle.description.vocabulary_size,
-                silence_s=SILENCE_S,
                 announced=release,
                 on_release_notice=self.on_release_notice,
-                on_silence=self._channels.retire,
-                round_trip=self._channels.round_trip,
             )
-            route = self.route(placement, budget_s)
-            driver = SessionDriver(session, draft, route, self.dial, options, statistics)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
             stack.callback(self._keep_winding_down, driver)
@@ -204,7 +203,7 @@ class Sessions:
         """
         placement = None
         if self.settings.coordinator:
-            placement = await self.coordinator().open(pb.OpenSessionRequest(target=self.settings.target), patient=False)
+            placement = await self.coordinator.open(pb.OpenSessionRequest(target=self.settings.target), patient=False)
         async with self._artifacts(placement, PROBE_S) as client:
             await client.describe()
 
@@ -213,29 +212,10 @@ class Sessions:
         self, placement: pb.OpenSessionResponse | None, budget_s: float
     ) -> AsyncIterator[ArtifactClient]:
         try:
-            yield ArtifactClient(
-                self.route(placement, budget_s),
-                lambda target: self.dial(target, bulk=True),
-                round_trip=self._channels.round_trip,
-                on_silence=self._channels.retire,
-            )
+            yield ArtifactClient(self.route(placement, budget_s), self._channels)
         finally:
             if placement is not None:
                 self.close_session(placement)
-
-    def coordinator(self) -> CoordinatorClient:
-        return CoordinatorClient(
-            lambda: self._channels.get(self.settings.coordinator, tls=self._tls),
-            None if self.settings.api_key is None else self.settings.api_key.get_secret_value(),
-            self._tasks.in_background,
-            self.settings.coordinator,
-            self._channels.round_trip,
-            self._channels.retire,
-        )
-
-    def dial(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
-        """Return the channel to a verifier. bulk: one apart, for downloads."""
-        return self._channels.get(self._reroute.get(target.address, target.address), tls=target.tls, bulk=bulk)
 
     def cancel(self) -> None:
         """End all sessions: what they deliver ends as cancelled."""
@@ -278,7 +258,7 @@ class Sessions:
             device_id=self.device_id(),
         )
         wait_s = self.open_budget_s
-        placement = await self.coordinator().open(
+        placement = await self.coordinator.open(
             request, wait_s=wait_s, look_s=wait_s if look_s is None else look_s, on_wait=waits
         )
         self._absence.worked()
@@ -300,7 +280,7 @@ class Sessions:
             self.close_session(placement)
 
     def close_session(self, placement: pb.OpenSessionResponse) -> None:
-        self._tasks.in_background(self.coordinator().close(placement.session_id, placement.primary.ticket))
+        self._tasks.in_background(self.coordinator.close(placement.session_id, placement.primary.ticket))
 
     def route(self, placement: pb.OpenSessionResponse | None, budget_s: float) -> Route:
         """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
@@ -310,7 +290,7 @@ class Sessions:
         session_id = placement.session_id
 
         def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
-            return self.coordinator().resume(session_id, ticket, failed, last_epoch)
+            return self.coordinator.resume(session_id, ticket, failed, last_epoch)
 
         return GrantRoute(grants_of(placement), resume, backoff)
 

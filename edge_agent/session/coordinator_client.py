@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
+from pydantic import SecretStr
 
-from edge_agent.session.round_trip import RoundTrip
+from edge_agent.session.channels import Channels
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import (
     OutriderError,
@@ -38,26 +39,24 @@ _ADVICE = (
 class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
-    dial: returns the channel for the next call. in_background: starts a coroutine without waiting for it, and ignores
-    its core errors. address: the coordinator's, for messages. give_up: called with a channel over which no answer
-    has come in time, or a call was refused.
+    in_background: starts a coroutine without waiting for it, and ignores its core errors.
     """
 
     def __init__(
         self,
-        dial: Callable[[], grpc.aio.Channel],
-        api_key: str | None,
-        in_background: Callable[[Coroutine[Any, Any, None]], None],
-        address: str = "",
-        round_trip: RoundTrip | None = None,
-        give_up: Callable[[grpc.aio.Channel], None] = lambda _: None,
+        channels: Channels,
+        address: str,
+        in_background: Callable[[Coroutine[Any, Any, None]], object],
+        *,
+        tls: bool = False,
+        api_key: SecretStr | None = None,
     ) -> None:
-        self._dial = dial
-        self._give_up = give_up
-        self._round_trip = round_trip or RoundTrip()
+        self._channels = channels
+        self._address = address
         self._in_background = in_background
-        self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
-        self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
+        self._tls = tls
+        self._peer = f"the coordinator at {address} (--coordinator)"
+        self._key = (("authorization", f"Bearer {api_key.get_secret_value()}"),) if api_key else ()
 
     async def open(
         self,
@@ -157,15 +156,15 @@ class CoordinatorClient:
 
     async def _call(self, method: str, request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
-        defaults = {"timeout": self._round_trip.timeout(_TIMEOUT_S), "metadata": self._metadata}
-        channel = self._dial()  # the one before may have been given up since
+        defaults = {"timeout": self._channels.timeout(_TIMEOUT_S), "metadata": (*self._key, *call_metadata())}
+        channel = self._channels.get(self._address, tls=self._tls)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await getattr(stub, method)(request, **{**defaults, **options})
         except grpc.RpcError as error:
             code = getattr(error, "code", lambda: None)()
             if code is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
-                self._give_up(channel)
+                self._channels.retire(channel)
             raise error_from_rpc(error, self._peer, _ADVICE) from error
         if answer is None:  # from gRPC, for bytes that are no message
             raise Unavailable(f"{self._peer} answered what is no message; is it of another version?")

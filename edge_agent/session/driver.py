@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
-
-import grpc
 
 from edge_agent.drafting.draft_session import DraftSession
-from edge_agent.session.failover import AttachTarget, Route
-from edge_agent.session.round_trip import RoundTrip
+from edge_agent.session.channels import AttachTarget, Channels
+from edge_agent.session.failover import Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import SILENCE_S, Received, VerifierSilent, VerifierStream
+from edge_agent.session.stream import Received, VerifierStream
 from outrider.core.errors import (
     InternalError,
     OutriderError,
     ProtocolViolation,
 )
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, Open, Opened, SessionLimits
+from outrider.core.protocol.messages import Commit, Directive, Finish, Open, Opened, SessionLimits
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 from outrider.wire.checks import limits_of
@@ -33,47 +30,35 @@ from outrider.wire.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-Dial = Callable[[AttachTarget], grpc.aio.Channel]
-"""Returns the channel to a verifier. Channels are shared; their owner closes them."""
-
-
-@dataclass(frozen=True)
-class DriverOptions:
-    """Parameters of a session's attaches that the session itself does not know."""
-
-    session_id: str
-    vocabulary_hash: bytes = b""
-    vocabulary_size: int = MAX_VOCABULARY
-    """The target's token ids are smaller; a verifier may correct it in Opened."""
-    silence_s: float = SILENCE_S
-    """A verifier that is silent for so long is taken for dead."""
-    announced: str = ""
-    """The draft release for which the session was opened, as its ticket says."""
-    on_release_notice: Callable[[int], None] = lambda _: None
-    """Receives the serial of the cluster's draft releases, which grows with every change."""
-    on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
-    """Receives the channel of an attach that ended with VerifierSilent."""
-    round_trip: RoundTrip = field(default_factory=RoundTrip)
-
 
 class SessionDriver:
-    """Runs one session from Open to its end. draft: drafts for it as long as the session runs."""
+    """Runs one session from Open to its end.
+
+    draft: drafts for it as long as the session runs. statistics: has the session's id. announced: the draft release for
+    which the session was opened, as its ticket says. on_release_notice: receives the serial of the cluster's draft
+    releases, which grows with every change.
+    """
 
     def __init__(
         self,
         session: DeviceSession,
         draft: DraftSession,
         route: Route,
-        dial: Dial,
-        options: DriverOptions,
+        channels: Channels,
         statistics: Statistics,
+        *,
+        vocabulary_hash: bytes = b"",
+        announced: str = "",
+        on_release_notice: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._session = session
         self._draft = draft
         self._route = route
-        self._dial = dial
-        self._options = options
+        self._channels = channels
         self._statistics = statistics
+        self._vocabulary_hash = vocabulary_hash
+        self._opened_for = announced
+        self._on_release_notice = on_release_notice
         self._pacing = SendPacing(session, draft, statistics)
         self._deliveries: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: VerifierStream | None = None
@@ -81,7 +66,6 @@ class SessionDriver:
         """The release that the verifier knows to propose the nodes."""
         self.winding_down: asyncio.Task[None] | None = None
         """The rest of the session's work after `deliveries` has ended; await or cancel it before the loop ends."""
-        draft.vocabulary_size = options.vocabulary_size
         self._note_draft()
 
     async def deliveries(self) -> AsyncGenerator[Delivery, None]:
@@ -111,9 +95,10 @@ class SessionDriver:
 
     async def _run(self) -> None:
         """Attach until the sequence has ended; an error that no attach can mend goes to the client."""
-        logs.note(session=self._options.session_id)
+        session_id = self._statistics.session_id
+        logs.note(session=session_id)
         try:
-            with traces.span("outrider.device.session", session_id=short_id(self._options.session_id)):
+            with traces.span("outrider.device.session", session_id=short_id(session_id)):
                 while not self._session.finished:
                     target = await self._route.next()
                     with traces.span("outrider.device.attach", epoch=target.epoch):
@@ -129,8 +114,7 @@ class SessionDriver:
         before = self._session.progress
         self._statistics.attached(target.address)
         try:
-            link = self._dial(target)
-            async with self._stream_over(link, target) as stream:
+            async with VerifierStream(self._channels, target, self._statistics) as stream:
                 self._open(stream, target)
                 while not self._session.finished:
                     self._handle(await stream.receive())
@@ -139,24 +123,10 @@ class SessionDriver:
                 return
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
             self._statistics.attach_failure = str(error)
-            progressed = self._session.progress > before
-            if isinstance(error, VerifierSilent):
-                self._options.on_silence(link)
-            self._route.failed(error, progressed=progressed)
+            self._route.failed(error, progressed=self._session.progress > before)
         finally:
             self._stream = None
             self._pacing.close()
-
-    def _stream_over(self, link: grpc.aio.Channel, target: AttachTarget) -> VerifierStream:
-        return VerifierStream(
-            link,
-            self._options.silence_s,
-            self._statistics,
-            target.peer,
-            target.advice,
-            ticket=target.ticket,
-            round_trip=self._options.round_trip,
-        )
 
     def _open(self, stream: VerifierStream, target: AttachTarget) -> None:
         """Send Open before the draft reads the prompt, so that the verifier reads it meanwhile.
@@ -167,10 +137,9 @@ class SessionDriver:
         if limits is None and self._pacing.limits_known:
             limits = self._session.limits
         attach = self._session.attach(target.epoch, limits or SessionLimits())
-        stream.open(
-            Open(session_id=self._options.session_id, attach=attach, vocabulary_hash=self._options.vocabulary_hash)
-        )
-        self._stream, self._announced = stream, self._options.announced
+        session_id = self._statistics.session_id
+        stream.open(Open(session_id=session_id, attach=attach, vocabulary_hash=self._vocabulary_hash))
+        self._stream, self._announced = stream, self._opened_for
         self._pacing.limits_known = limits is not None
         if not self._draft.begun:
             self._draft.begin(self._pacing.plan, self._on_draft_change, self._statistics.swaps_s.append)
@@ -196,7 +165,7 @@ class SessionDriver:
                 self._statistics.rtt_ms = message.rtt_ms
                 self._pacing.replan(rtt_s=message.rtt_ms / 1000)
             case pb.ReleaseNotice():
-                self._options.on_release_notice(message.serial)
+                self._on_release_notice(message.serial)
 
     def _on_opened(self, opened: Opened) -> None:
         if opened.epoch != self._session.epoch:

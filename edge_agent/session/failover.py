@@ -9,46 +9,17 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from edge_agent.session.stream import VerifierSilent
+from edge_agent.session.channels import AttachTarget, VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.checks import limits_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 FIRST_CONTACT_S = 3.5
 """Time for which a single verifier is looked for: its address is more likely wrong than the verifier restarting."""
-
-
-@dataclass(frozen=True)
-class AttachTarget:
-    """Names the verifier and the epoch of one attach."""
-
-    address: str
-    epoch: int
-    tls: bool = False
-    ticket: bytes = b""
-    verifier_id: str = ""
-    limits: SessionLimits | None = None
-    """The session's limits, where the ticket names them."""
-
-    @property
-    def peer(self) -> str:
-        """Return which program at which address this is, for messages."""
-        if self.verifier_id:
-            return f"the verifier {self.verifier_id} at {self.address}, which the coordinator named,"
-        return f"the verifier at {self.address} (--verifier)"
-
-    @property
-    def advice(self) -> str:
-        """Return what to do if the verifier cannot be reached."""
-        if self.verifier_id:
-            return "does it run (`outrider verifiers list`), and is its --advertise an address that devices can reach?"
-        return "start it, or give the address of one that runs with --verifier or OUTRIDER_EDGE_VERIFIER"
 
 
 class Route(Protocol):

@@ -1,4 +1,4 @@
-"""Open channels to verifiers and the coordinator, and wrap one attach's stream in the session protocol's messages."""
+"""Wrap one attach's stream in the session protocol's messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import grpc
 
-from edge_agent.session.round_trip import MAX_RTT_S, RoundTrip
+from edge_agent.session.channels import MAX_RTT_S, AttachTarget, Channels, VerifierSilent
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive, Open, Opened
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import checks
-from outrider.wire.channels import ClientTls, channel
 from outrider.wire.padding import padded
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
@@ -40,84 +39,23 @@ _UNHEARD_PONGS = 3
 """As many answers to pings must be missing at the verifier: after a pause of this device the older ones are late."""
 _LATE_S = 0.5
 """A wait that ends so much later than it should shows that this process has not run: it was suspended, or kept busy."""
-_RETIRED_S = 600.0
-"""Time for which sessions may go on over a connection that takes no new ones."""
-
-
-class Channels:
-    """A pool that opens channels on demand and closes them together. tls: the authorities to trust with TLS."""
-
-    def __init__(self, tls: ClientTls | None, *, insecure: bool) -> None:
-        self.round_trip = RoundTrip()
-        """What the calls over these channels wait by."""
-        self._tls = tls
-        self._insecure = insecure
-        self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
-        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
-
-    def get(self, address: str, *, tls: bool, bulk: bool = False) -> grpc.aio.Channel:
-        """Return the channel to an address. Raises BadRequest for plain text to another machine, unless `insecure`.
-
-        bulk: return a channel apart, for downloads.
-        """
-        key = (address, tls, bulk)
-        if key not in self._open:
-            self._open[key] = self.apart(address, tls=tls, bulk=bulk)
-        return self._open[key]
-
-    def apart(self, address: str, *, tls: bool, bulk: bool = False) -> grpc.aio.Channel:
-        """Return a channel that the pool neither keeps nor closes. Raises BadRequest as `get` does."""
-        trusted = (self._tls or ClientTls()) if tls else None
-        return channel(address, tls=trusted, insecure=self._insecure, bulk=bulk, far=True)
-
-    def retire(self, silent: grpc.aio.Channel) -> None:
-        """Have further calls to a channel's address open another connection: this one may be dead, which gRPC notices
-        late, and not at all while data comes in one direction. Calls that go on may end; it takes no new ones."""
-        for key in [key for key, opened in self._open.items() if opened is silent]:
-            closing = asyncio.create_task(self._open.pop(key).close(_RETIRED_S))
-            self._retired[closing] = silent
-            closing.add_done_callback(self._retired.pop)
-
-    async def close(self) -> None:
-        retired = dict(self._retired)
-        for closing in retired:
-            closing.cancel()
-        for opened in (*retired.values(), *self._open.values()):
-            await opened.close()
-        self._open.clear()
-
-
-class VerifierSilent(Unavailable):
-    """The verifier was silent for longer than its heartbeat allows: it hangs, or the network is gone."""
 
 
 class VerifierStream:
     """The stream of one attach, which sends in order without making the caller wait, and answers pings.
 
-    Use it as a context manager. peer, advice: as for `error_from_rpc`. Raises core errors: Unavailable for a stream
-    that broke, VerifierSilent for silence of the verifier or its engine, or if the verifier hears nothing from here.
+    Use it as a context manager. Raises core errors: Unavailable for a stream that broke, VerifierSilent for silence of
+    the verifier or its engine, or if the verifier hears nothing from here; no new session uses the channel then.
     """
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        silence_s: float,
-        statistics: Statistics,
-        peer: str = "the verifier",
-        advice: str = "",
-        *,
-        ticket: bytes = b"",
-        round_trip: RoundTrip | None = None,
-    ) -> None:
-        self._begin: Any = session_pb2_grpc.VerifierStub(channel).Session  # type: ignore[no-untyped-call]
-        self._round_trip = round_trip or RoundTrip()
-        self._silence_s = silence_s
+    def __init__(self, channels: Channels, target: AttachTarget, statistics: Statistics) -> None:
+        self._channels = channels
+        self._target = target
         self._statistics = statistics
-        self._peer, self._advice = peer, advice
-        self._ticket = ticket
+        self._channel = channels.to(target)
         self._answered = False
         """Whether the verifier has sent anything."""
-        self._allowed_s = self._round_trip.timeout(silence_s + _CONNECT_S)
+        self._allowed_s = channels.timeout(SILENCE_S + _CONNECT_S)
         self._pongs: deque[tuple[int, float]] = deque()
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
@@ -129,15 +67,18 @@ class VerifierStream:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def __aenter__(self) -> Self:
-        self._call = self._begin(metadata=(*call_metadata(), *ticket_metadata(self._ticket)))
+        verifier: Any = session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
+        self._call = verifier.Session(metadata=(*call_metadata(), *ticket_metadata(self._target.ticket)))
         pump = asyncio.create_task(self._write())
         self._tasks = pump, asyncio.create_task(self._watch())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
         self._call.add_done_callback(lambda _: pump.cancel())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._tasks[1].cancel()  # what comes now is not waited for that long
+        if isinstance(error, VerifierSilent):
+            self._channels.retire(self._channel)
         if kind is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
@@ -150,7 +91,7 @@ class VerifierStream:
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
         size = self._put(pb.ClientMessage(open=message))
-        self._allowed_s = self._round_trip.timeout(self._silence_s + _CONNECT_S, size)
+        self._allowed_s = self._channels.timeout(SILENCE_S + _CONNECT_S, size)
 
     def append(self, message: Append) -> None:
         self._put(pb.ClientMessage(append=message))
@@ -168,47 +109,38 @@ class VerifierStream:
         if message is grpc.aio.EOF:
             raise Unavailable("the verifier ended the stream before the sequence was finished")
         if message is None:  # from gRPC, for bytes that are no message
-            raise Unavailable(f"{self._peer} sent what is no message; is it of another version?")
+            raise Unavailable(f"{self._target.peer} sent what is no message; is it of another version?")
         self._statistics.bytes_down += message.ByteSize()
         if not self._answered:
-            self._answered, self._allowed_s = True, self._silence_s
-        match message.WhichOneof("kind"):
-            case "commit":
-                commit: Commit = message.commit
-                checks.check_commit(commit)
-                return commit
-            case "opened":
-                opened: Opened = message.opened
-                checks.check_opened(opened)
-                return opened
-            case "directive":
-                directive: Directive = message.directive
-                checks.check_directive(directive)
-                return directive
-            case "ping":
-                ping: pb.Ping = message.ping
-                self._check(ping)
-                self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
-                return ping
-            case "release":
-                notice: pb.ReleaseNotice = message.release
-                return notice
-        return None
+            self._answered, self._allowed_s = True, SILENCE_S
+        kind = message.WhichOneof("kind")
+        received: Received = getattr(message, kind) if kind is not None else None
+        match received:
+            case Commit():
+                checks.check_commit(received)
+            case Opened():
+                checks.check_opened(received)
+            case Directive():
+                checks.check_directive(received)
+            case pb.Ping():
+                self._check(received)
+                self._put(pb.ClientMessage(pong=pb.Pong(nonce=received.nonce)))
+        return received
 
     def _check(self, ping: pb.Ping) -> None:
         """Take in what a ping tells of the verifier. Raises VerifierSilent if its engine is, or hears nothing."""
         checks.check_ping(ping)
         now, rtt_s = time.monotonic(), min(ping.rtt_ms / 1000, MAX_RTT_S)
         if rtt_s:
-            self._round_trip.measured(rtt_s)
-        self._allowed_s = self._silence_s + rtt_s
-        if ping.engine_quiet_ms > 1000 * (self._silence_s + _ENGINE_S):
-            raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
+            self._channels.measured(rtt_s)
+        self._allowed_s = SILENCE_S + rtt_s
+        if ping.engine_quiet_ms > 1000 * (SILENCE_S + _ENGINE_S):
+            raise VerifierSilent(f"the engine of {self._target.peer} has been silent for {ping.engine_quiet_ms} ms")
         while self._pongs and self._pongs[0][0] <= ping.heard:
             self._pongs.popleft()
         if len(self._pongs) >= _UNHEARD_PONGS and now - self._pongs[0][1] > self._allowed_s:
             raise VerifierSilent(
-                f"{self._peer} hears nothing from here: the last answer that came was to ping {ping.heard}"
+                f"{self._target.peer} hears nothing from here: the last answer that came was to ping {ping.heard}"
             )
         self._pongs.append((ping.nonce, now))
 
@@ -217,14 +149,14 @@ class VerifierStream:
         try:
             return await self._call.read()
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self._peer, self._advice) from error
+            raise error_from_rpc(error, self._target.peer, self._target.advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._call.done() or task is None or task.cancelling():
                 raise
             if not self._silent:
                 raise Unavailable("the stream was cancelled by the connection") from None
-            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
+            raise VerifierSilent(f"{self._target.peer} has been silent for {self._allowed_s:g} s") from None
 
     async def _watch(self) -> None:
         """End the stream of a verifier that is silent for too long while this process runs.

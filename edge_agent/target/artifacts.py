@@ -15,9 +15,8 @@ from pathlib import Path
 import grpc
 from google.protobuf.message import DecodeError
 
-from edge_agent.session.failover import AttachTarget, Route
-from edge_agent.session.round_trip import RoundTrip
-from edge_agent.session.stream import VerifierSilent
+from edge_agent.session.channels import AttachTarget, Channels, VerifierSilent
+from edge_agent.session.failover import Route
 from outrider.artifacts import atomic_files
 from outrider.artifacts.download import download
 from outrider.artifacts.store import ArtifactStore, digest_of
@@ -87,23 +86,9 @@ class ArtifactClient:
     wait for the first attempt to connect, and the route returns to a verifier later. Raises core errors.
     """
 
-    def __init__(
-        self,
-        route: Route,
-        dial: Callable[[AttachTarget], grpc.aio.Channel],
-        *,
-        describe_s: float = DESCRIBE_S,
-        chunk_s: float = CHUNK_S,
-        round_trip: RoundTrip | None = None,
-        on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None,
-    ) -> None:
-        """on_silence: called with the channel to a verifier that did not answer in time."""
+    def __init__(self, route: Route, channels: Channels) -> None:
         self._route = route
-        self._dial = dial
-        self._round_trip = round_trip or RoundTrip()
-        self._on_silence = on_silence
-        self._describe_s = describe_s
-        self._chunk_s = chunk_s
+        self._channels = channels
         self._channel: grpc.aio.Channel | None = None
         self._target = AttachTarget("", 0)
         """The present verifier, while there is one."""
@@ -116,7 +101,7 @@ class ArtifactClient:
         while True:
             verifier = await self._connected()
             try:
-                async with self._answering(self._describe_s):
+                async with self._answering(DESCRIBE_S):
                     answer = await verifier.Describe(
                         pb.DescribeRequest(), metadata=ticket_metadata(self._target.ticket)
                     )
@@ -146,7 +131,7 @@ class ArtifactClient:
 
     async def _chunk(self, call: grpc.aio.UnaryStreamCall[pb.FetchArtifactRequest, pb.ArtifactChunk]) -> bytes | None:
         """Read the next bytes; None at the end."""
-        async with self._answering(self._chunk_s):
+        async with self._answering(CHUNK_S):
             chunk = await call.read()
         if chunk is None:
             raise self._no_message()
@@ -155,13 +140,13 @@ class ArtifactClient:
     @contextlib.asynccontextmanager
     async def _answering(self, within_s: float) -> AsyncIterator[None]:
         """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
-        allowed_s = self._round_trip.timeout(within_s)
+        allowed_s = self._channels.timeout(within_s)
         try:
             async with asyncio.timeout(allowed_s):
                 yield
         except TimeoutError:
             if self._channel is not None:
-                self._on_silence(self._channel)
+                self._channels.retire(self._channel)
             raise VerifierSilent(f"{self._target.peer} has been silent for {allowed_s:g} s") from None
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._target.peer, self._target.advice) from error
@@ -174,7 +159,7 @@ class ArtifactClient:
         """Return the verifier that answered last, or the next one on the route."""
         if not self._has_verifier:
             self._target, self._has_verifier = await self._route.next(), True
-        self._channel = self._dial(self._target)  # the one before may have been given up since
+        self._channel = self._channels.to(self._target, bulk=True)  # the one before may have been retired since
         return session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _leave(self, error: OutriderError) -> None:

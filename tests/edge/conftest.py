@@ -11,7 +11,7 @@ from saying import Says, saying
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.serve import serving
-from edge_agent.session.stream import Channels
+from edge_agent.session.channels import Channels
 
 # The GGUF writer of the llama tests, for the tests of the draft on llama.cpp.
 sys.path.insert(0, str(Path(__file__).parents[1] / "llama"))
@@ -33,7 +33,7 @@ async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
 
 @pytest.fixture
 async def channels() -> AsyncIterator[Channels]:
-    opened = Channels(None, insecure=False)
+    opened = Channels()
     yield opened
     await opened.close()
 

@@ -12,8 +12,16 @@ from scripted import target
 from session_messages import attach
 
 from edge_agent.session import stream as streams
+from edge_agent.session.channels import (
+    BYTES_PER_S,
+    MAX_RTT_S,
+    ROUND_TRIPS,
+    AttachTarget,
+    Channels,
+    VerifierSilent,
+)
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Channels, VerifierSilent, VerifierStream
+from edge_agent.session.stream import VerifierStream
 from outrider.core.protocol.messages import Commit, Open
 
 SILENCE_S = 0.3
@@ -34,6 +42,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(streams, "time", made)
+    monkeypatch.setattr(streams, "SILENCE_S", SILENCE_S)
     return made
 
 
@@ -45,13 +54,14 @@ def script() -> Script:
 @contextlib.asynccontextmanager
 async def opened(script: Script, channels: Channels) -> AsyncIterator[tuple[FakeVerifier, VerifierStream]]:
     """Yield a verifier, and a stream of which the first tokens have come."""
-    async with FakeVerifier(script) as verifier:
-        link = channels.get(verifier.address, tls=False)
-        async with VerifierStream(link, SILENCE_S, Statistics()) as stream:
-            stream.open(Open(session_id="s", attach=attach(1, (1, 2, 3), max_tokens=4_000)))
-            while not isinstance(await stream.receive(), Commit):
-                pass
-            yield verifier, stream
+    async with (
+        FakeVerifier(script) as verifier,
+        VerifierStream(channels, AttachTarget(verifier.address, 1), Statistics()) as stream,
+    ):
+        stream.open(Open(session_id="s", attach=attach(1, (1, 2, 3), max_tokens=4_000)))
+        while not isinstance(await stream.receive(), Commit):
+            pass
+        yield verifier, stream
 
 
 async def receive_for(stream: VerifierStream, clock: Clock, seconds: float) -> None:
@@ -87,3 +97,12 @@ async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
             while stream._waits_since < clock.now and not stream._silent:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await receive_for(stream, clock, SILENCE_S)
+
+
+def test_the_round_trip_and_what_is_sent_add_to_each_wait() -> None:
+    channels = Channels()
+    assert channels.timeout(2.5) == 2.5
+    channels.measured(0.5)
+    assert channels.timeout(2.5, BYTES_PER_S) == 2.5 + ROUND_TRIPS * 0.5 + 1.0
+    channels.measured(1e9)
+    assert channels.timeout(0.0) == ROUND_TRIPS * MAX_RTT_S

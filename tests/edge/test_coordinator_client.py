@@ -15,6 +15,7 @@ import pytest
 from ports import unused_port
 
 from edge_agent.session import coordinator_client
+from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, prior_of
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
@@ -62,8 +63,9 @@ class Opens(coordinator_pb2_grpc.CoordinatorServicer):
 async def opening(opens: Opens) -> AsyncIterator[CoordinatorClient]:
     """Serve `opens`, and yield a client of it."""
     await opens.start()
-    async with channels.channel(opens.address) as channel:
-        yield CoordinatorClient(lambda: channel, None, asyncio.ensure_future)
+    calling = Channels()
+    yield CoordinatorClient(calling, opens.address, asyncio.ensure_future)
+    await calling.close()
     await opens.stop()
 
 

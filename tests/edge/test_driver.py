@@ -17,10 +17,11 @@ from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
-from edge_agent.session.driver import DriverOptions, SessionDriver
+from edge_agent.session import stream
+from edge_agent.session.channels import Channels
+from edge_agent.session.driver import SessionDriver
 from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
 from outrider.core.errors import ModelRefused, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
@@ -39,20 +40,18 @@ class Run:
     channels: Channels
     pool: ScriptedPool | None = None
     tokens: int = 60
-    silence_s: float = 20.0
     budget_s: float = 5.0
 
     def __post_init__(self) -> None:
         self.session = DeviceSession(PROMPT, max_tokens=self.tokens)
-        self.statistics = Statistics()
+        self.statistics = Statistics(session_id="session")
         pool = self.pool
         self.draft = DraftSession(self.session, DraftPool(DraftOptions())) if pool is None else pool.begin(self.session)
         self.driver = SessionDriver(
             self.session,
             self.draft,
             DirectRoute(self.verifier.address, Backoff(self.budget_s)),
-            lambda attach: self.channels.get(attach.address, tls=attach.tls),
-            DriverOptions("session", silence_s=self.silence_s),
+            self.channels,
             self.statistics,
         )
 
@@ -67,6 +66,11 @@ class Run:
         assert self.driver.winding_down is not None
         await self.driver.winding_down
         return got
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SILENCE_S", 20.0)  # a busy machine's heartbeats come late
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: Fa
         assert "the draft broke" in run.statistics.draft_failure
         verifier.script.directive = PATIENT
         again = Run(verifier, channels, draft, tokens=40)  # the worker itself is fine
-        again.driver._options = DriverOptions("another")
+        again.statistics.session_id = "another"
         assert await again.tokens_of() == continuation(PROMPT, 40)
         assert again.statistics.accepted > 0
 

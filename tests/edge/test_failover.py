@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from edge_agent.session.channels import VerifierSilent
 from edge_agent.session.failover import GrantRoute, NextAttach, next_attach
-from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable

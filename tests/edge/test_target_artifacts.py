@@ -12,9 +12,10 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import target
 
+from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, grants_of
 from edge_agent.session.failover import DirectRoute, GrantRoute
-from edge_agent.session.stream import Channels
+from edge_agent.target import artifacts
 from edge_agent.target.artifacts import ArtifactClient, cached, digest
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.backoff import Backoff
@@ -86,26 +87,24 @@ class World:
     def __init__(self) -> None:
         self.one, self.two = (FakeVerifier(Script(target, artifacts={"draft": DATA}), name) for name in ("one", "two"))
         self.coordinator = FakeCoordinator(self.one, self.two)
-        self.channels = Channels(None, insecure=False)
+        self.channels = Channels()
 
     async def library(self, budget_s: float = 5.0) -> ArtifactClient:
-        """Return the client of a session that was placed, with short timeouts."""
-        calls = CoordinatorClient(
-            lambda: self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future
-        )
+        """Return the client of a session that was placed."""
+        calls = CoordinatorClient(self.channels, self.coordinator.address, asyncio.ensure_future)
         placement = await calls.open(coordinator_pb2.OpenSessionRequest())
 
         async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[coordinator_pb2.Grant]:
             return await calls.resume(placement.session_id, ticket, failed, last_epoch)
 
         route = GrantRoute(grants_of(placement), resume, Backoff(budget_s, draw=lambda: 0.0))
-        return ArtifactClient(
-            route, lambda attach: self.channels.get(attach.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
-        )
+        return ArtifactClient(route, self.channels)
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(artifacts, "DESCRIBE_S", 0.5)
+    monkeypatch.setattr(artifacts, "CHUNK_S", 0.5)
     made = World()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(made.channels.close)
@@ -142,9 +141,7 @@ async def test_the_coordinator_is_asked_again_where_every_verifier_is_gone(world
 
 async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world: World) -> None:
     address = world.one.address
-    library = ArtifactClient(
-        DirectRoute(address, Backoff(5.0)), lambda attach: world.channels.get(attach.address, tls=False)
-    )
+    library = ArtifactClient(DirectRoute(address, Backoff(5.0)), world.channels)
     stream = library.fetch(HASH, 0)
     begin = await anext(stream)
     await world.one.kill()

@@ -1,0 +1,114 @@
+"""Reach verifiers and the coordinator: addresses, connections, and how long their answers are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from outrider.core.errors import Unavailable
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.channels import ClientTls, channel
+
+ROUND_TRIPS = 4
+"""Round trips until a call's answer: TCP, TLS, the settings of HTTP/2, and the call itself."""
+MAX_RTT_S = 10.0
+BYTES_PER_S = 10_000
+"""What an uplink carries at least."""
+_RETIRED_S = 600.0
+"""Time for which sessions may go on over a connection that takes no new ones."""
+
+
+class VerifierSilent(Unavailable):
+    """The verifier was silent for longer than its heartbeat allows: it hangs, or the network is gone."""
+
+
+@dataclass(frozen=True)
+class AttachTarget:
+    """Names the verifier and the epoch of one attach."""
+
+    address: str
+    epoch: int
+    tls: bool = False
+    ticket: bytes = b""
+    verifier_id: str = ""
+    limits: SessionLimits | None = None
+    """The session's limits, where the ticket names them."""
+
+    @property
+    def peer(self) -> str:
+        """Return which program at which address this is, for messages."""
+        if self.verifier_id:
+            return f"the verifier {self.verifier_id} at {self.address}, which the coordinator named,"
+        return f"the verifier at {self.address} (--verifier)"
+
+    @property
+    def advice(self) -> str:
+        """Return what to do if the verifier cannot be reached."""
+        if self.verifier_id:
+            return "does it run (`outrider verifiers list`), and is its --advertise an address that devices can reach?"
+        return "start it, or give the address of one that runs with --verifier or OUTRIDER_EDGE_VERIFIER"
+
+
+class Channels:
+    """A pool that opens channels on demand and closes them together, with the round trip that their answers take.
+
+    A device keeps one round trip for all its peers, since the slow part of the way is mostly its own: a satellite, a
+    congested cell. So a dead peer is left soon, and a slow network is waited for.
+    tls: the authorities to trust with TLS. reroute: an address -> the one to dial instead.
+    """
+
+    def __init__(
+        self, tls: ClientTls | None = None, *, insecure: bool = False, reroute: Mapping[str, str] | None = None
+    ) -> None:
+        self._tls = tls or ClientTls()
+        self._insecure = insecure
+        self._reroute = {} if reroute is None else reroute  # an empty one may come to have addresses later
+        self._rtt_s = 0.0
+        """The round trip that the last heartbeat has shown, 0 before the first one."""
+        self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+
+    def get(self, address: str, *, tls: bool = False, bulk: bool = False) -> grpc.aio.Channel:
+        """Return the channel to an address. Raises BadRequest for plain text to another machine, unless `insecure`.
+
+        bulk: return a channel apart, for downloads.
+        """
+        key = (address, tls, bulk)
+        if key not in self._open:
+            trusted = self._tls if tls else None
+            self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk, far=True)
+        return self._open[key]
+
+    def to(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
+        """Return the channel to a verifier, as `get` does."""
+        return self.get(self._reroute.get(target.address, target.address), tls=target.tls, bulk=bulk)
+
+    def retire(self, silent: grpc.aio.Channel) -> None:
+        """Have further calls to a channel's address open another connection: this one may be dead, which gRPC notices
+        late, and not at all while data comes in one direction. Calls that go on may end; it takes no new ones."""
+        for key in [key for key, opened in self._open.items() if opened is silent]:
+            closing = asyncio.create_task(self._open.pop(key).close(_RETIRED_S))
+            self._retired[closing] = silent
+            closing.add_done_callback(self._retired.pop)
+
+    async def close(self) -> None:
+        retired = dict(self._retired)
+        for closing in retired:
+            closing.cancel()
+        for opened in (*retired.values(), *self._open.values()):
+            await opened.close()
+        self._open.clear()
+
+    def measured(self, rtt_s: float) -> None:
+        """Take the round trip that a heartbeat has measured."""
+        self._rtt_s = min(rtt_s, MAX_RTT_S)
+
+    def timeout(self, base_s: float, size: int = 0) -> float:
+        """Return the seconds to wait for an answer that takes less than `base_s` where the network is fast.
+
+        size: bytes that are sent before it.
+        """
+        return base_s + ROUND_TRIPS * self._rtt_s + size / BYTES_PER_S
