@@ -8,11 +8,9 @@ sequence at position `base`.
 from __future__ import annotations
 
 import heapq
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from edge_agent.drafting import growth
 from edge_agent.drafting.calibrated_source import CalibratedSource, NodeProposals
@@ -20,8 +18,6 @@ from edge_agent.drafting.growth import ChildProposal, DecodeLatency, RankedNode,
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
-
-log = logging.getLogger(__name__)
 
 _NEXT_LEVEL_ACCEPTANCE = 0.8
 """Fraction of a node's path acceptance that its children have together, roughly."""
@@ -81,8 +77,6 @@ class _Asked:
 
     number: int
     calibrated: CalibratedSource
-    failed: bool = False
-    """Whether it gave up for this session."""
     path: list[int] = field(default_factory=list)
     """Nodes that became the first of `tokens`."""
     tokens: list[int] = field(default_factory=list)
@@ -99,13 +93,14 @@ class Drafter:
     """Drafts for one session at a time.
 
     sources: the best one first. Those with a latency are models: all of them are asked for the children of the same
-    nodes, and what they propose is merged (SpecInfer, arXiv 2305.09781). All others are asked wherever their proposals
-    could matter. A source that fails is dropped for the session.
+    nodes, and what they propose is merged (SpecInfer, arXiv 2305.09781). All others, which cost next to nothing, are
+    asked wherever their proposals could matter. Raises what a source raises; then the session is over for the drafter.
     """
 
     def __init__(self, sources: Sequence[CalibratedSource], clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = [_Asked(number, one) for number, one in enumerate(sources)]
         self._models = [one for one in self._sources if one.calibrated.latency is not None]
+        self._free = [one for one in self._sources if one.calibrated.latency is None]
         self._clock = clock
         self.decode_s = self._latency(self._models).of(1) if self._models else 0.0
         """Moving average of the time in which the models evaluate nodes once."""
@@ -128,7 +123,7 @@ class Drafter:
         """Read the sequence of a session; drop everything of an earlier one."""
         self._reset(task, plan)
         for model in self._models:
-            self._try(model, partial(model.source.begin, task))
+            model.source.begin(task)
 
     def end(self) -> None:
         """Drop the session and its text. Models keep it in their contexts, for a session that begins like it."""
@@ -152,8 +147,8 @@ class Drafter:
         self._states = {ROOT: self._states[ROOT]} | {node.id: self._states[node.id] for node in self._tree}
         self._tokens_per_step += 0.1 * (len(tokens) - self._tokens_per_step)
         self._on_new_root()
-        for free in self._free():
-            self._try(free, partial(free.source.advance, path, tokens))
+        for free in self._free:
+            free.source.advance(path, tokens)
         for model in self._models:
             if len(model.path) == len(model.tokens):
                 model.path += path
@@ -161,10 +156,7 @@ class Drafter:
         self._propose_again()
 
     def step(self) -> bool:
-        """Evaluate the best leaves in one decode and add their children; return False where none qualifies.
-
-        Raises what the last model raises that had not failed.
-        """
+        """Evaluate the best leaves in one decode and add their children; return False where none qualifies."""
         if not self.plan.speculates or self._tree.position >= self._task.max_tokens:
             return False
         if not self._models and not self._states[ROOT].asked:
@@ -238,11 +230,7 @@ class Drafter:
 
     def _awake(self) -> list[_Asked]:
         """Return the models that can be asked before the next commit."""
-        return [model for model in self._models if not (model.failed or model.full)]
-
-    def _free(self) -> list[_Asked]:
-        """Return the sources that cost next to nothing."""
-        return [one for one in self._sources if one.calibrated.latency is None and not one.failed]
+        return [model for model in self._models if not model.full]
 
     @staticmethod
     def _latency(models: Sequence[_Asked]) -> DecodeLatency:
@@ -270,7 +258,7 @@ class Drafter:
         self._chosen = None
         for model in self._awake():
             try:
-                self._try(model, partial(self._ask, model, leaves))
+                self._ask(model, leaves)
             except Overloaded:
                 model.full = True
         asked = {leaf.node.id for leaf in leaves if self._states[leaf.node.id].evaluated}
@@ -344,8 +332,8 @@ class Drafter:
         if useful and not state.asked:
             state.asked = True
             nodes = [self._context(parent.node)]
-            for free in self._free():
-                self._try(free, lambda free=free: self._rate(parent, free, free.source.expand(nodes)[0]))  # type: ignore[misc]
+            for free in self._free:
+                self._rate(parent, free, free.source.expand(nodes)[0])
 
     def _add_children(self, parent: RankedNode) -> list[RankedNode]:
         """Add the children of one node that qualify; return the new ones."""
@@ -398,20 +386,6 @@ class Drafter:
         if self.plan.speculates and (self._states[ROOT].evaluated or self._states[ROOT].asked):
             self._grow([self._root(), *self._ranked()])
 
-    def _try(self, asked: _Asked, work: Callable[[], None]) -> None:
-        """Let a source work; if it fails, go on without it. Raises what the last model raises, or the last source where
-        there is no model, and Overloaded."""
-        try:
-            work()
-        except Overloaded:
-            raise
-        except Exception as error:
-            asked.failed = True
-            self._chosen = None
-            if all(other.failed for other in self._models or self._sources):
-                raise
-            log.warning("a draft source gave up for this session, and others go on: %s", error)
-
     # --- bookkeeping
 
     def _reset(self, task: DraftTask, plan: SpeculationPlan) -> None:
@@ -422,9 +396,9 @@ class Drafter:
         self._next_id = 1
         self._on_new_root()
         for one in self._sources:
-            one.path, one.tokens, one.failed = [], [], False
-        for free in self._free():
-            self._try(free, partial(free.source.begin, task))
+            one.path, one.tokens = [], []
+        for free in self._free:
+            free.source.begin(task)
 
     def _ranked(self) -> list[RankedNode]:
         """Return every node with its path acceptance, ancestors first."""

@@ -163,14 +163,7 @@ class DraftPool:
 
     def _drafter(self, draft: Draft, owned: contextlib.ExitStack) -> Drafter:
         """Return a drafter for the calling thread. owned: closes its contexts."""
-        sources: list[CalibratedSource] = []
-        for number, loaded in enumerate(draft.models, start=1):
-            try:
-                sources.append(self._calibrated(loaded, owned))
-            except Exception as error:
-                if not sources and number == len(draft.models):
-                    raise
-                log.warning("the draft %s cannot start, and others go on: %s", loaded.name, error)
+        sources = [self._calibrated(loaded, owned) for loaded in draft.models]
         return Drafter([*sources, CalibratedSource(NgramSource(), *draft.ngram_calibrators)])
 
     def _calibrated(self, loaded: LoadedModel, owned: contextlib.ExitStack) -> CalibratedSource:

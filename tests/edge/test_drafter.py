@@ -275,13 +275,6 @@ def two(first: ScriptedSource, second: ScriptedSource, latency: DecodeLatency = 
     return made
 
 
-def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:
-    made = two(ScriptedSource(1.0, raises_after=3), ScriptedSource(1.0))
-    assert spine(grown(made))[:4] == continuation(PROMPT, 4)
-    unreadable = two(ScriptedSource(raises_after=0), ScriptedSource(1.0))
-    assert spine(grown(unreadable))[:4] == continuation(PROMPT, 4)
-
-
 class Crowded(ScriptedSource):
     """Have room for the root and no other node."""
 

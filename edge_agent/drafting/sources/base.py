@@ -53,7 +53,7 @@ class NodeContext:
 
 
 class DraftSource(Protocol):
-    """A source that proposes tokens, all on one thread. One that fails is not asked again in the session."""
+    """A source that proposes tokens, all on one thread. If one fails, the session goes on without the draft."""
 
     def begin(self, task: DraftTask) -> None:
         """Read the prompt and the received tokens; drop everything of an earlier session."""
