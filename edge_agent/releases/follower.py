@@ -42,8 +42,6 @@ _RETIRE_S = 10.0
 """Time that a third draft waits for sessions to leave the first one, before it is put off."""
 _LOAD_TIMEOUT_S = 120.0
 """A draft that has not started within this time is refused."""
-_TAKE_OVER_S = 30.0
-"""Interval at which a client checks whether the process that keeps the folder has ended."""
 _TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "no room"})
 """Reasons that may be gone at the next try; after the others the next news is waited for."""
 _FINAL: frozenset[RefusalKind] = frozenset({"unusable", "vocabulary"})
@@ -96,16 +94,17 @@ class Follower:
 
     async def begin(self, target: Target, load: LoadDraft) -> Draft | None:
         """Load the release that this device has loaded before; None where there is none."""
-        self._leave_folder()
         self._target, self._load = target, load
         try:
-            folder = await self._open_folder()
-            if not folder.writable:
-                log.info("another process maintains %s: this one uses the same draft", folder.path)
+            self._folder = folder = await asyncio.to_thread(ReleaseFolder, self._root, target.weights_hash)
+            trusting = folder.state.trusting(self._keys)
+            if trusting != folder.state:
+                log.warning("releases of publishers that are no longer in OUTRIDER_EDGE_RELEASE_KEYS are given up")
+            await asyncio.to_thread(folder.change, trusting)  # also a new one, whose device id is kept so
             return await self._load_current(folder)
         except (OSError, ImportError) as error:
             log.warning("no releases are used, since their folder %s cannot be: %s", self._root, error)
-            self._leave_folder()
+            self._folder = None
             return None
 
     def run(self) -> None:
@@ -119,16 +118,8 @@ class Follower:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
-        self._leave_folder()
 
     async def _follow(self, folder: ReleaseFolder) -> None:
-        """Follow what is offered, once no other process keeps the folder."""
-        while not folder.writable:
-            await asyncio.sleep(_TAKE_OVER_S)
-            try:
-                folder = await self._open_folder()
-            except OSError as error:
-                log.info("the folder of draft releases cannot be used: %s", error)
         retry = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         pause_s: float | None = 0.0
         while True:
@@ -153,6 +144,7 @@ class Follower:
         if self._serial >= 0:
             await asyncio.sleep(random.uniform(0.0, SPREAD_S))
         self._news.clear()
+        await asyncio.to_thread(folder.read)  # another process may have taken one meanwhile
         try:
             offer = await self._ask(self._target.weights_hash, folder.state.device_id, self._in_use)
         except OutriderError as error:
@@ -258,22 +250,6 @@ class Follower:
         await asyncio.to_thread(folder.tidy)
 
     # --- what is on this device
-
-    async def _open_folder(self) -> ReleaseFolder:
-        """Open the target's folder, and drop releases of publishers that are no longer trusted. Raises OSError."""
-        folder = await asyncio.to_thread(ReleaseFolder, self._root, self._target.weights_hash)
-        self._folder = folder
-        trusting = folder.state.trusting(self._keys)
-        if trusting != folder.state:
-            log.warning("releases of publishers that are no longer in OUTRIDER_EDGE_RELEASE_KEYS are given up")
-        await asyncio.to_thread(folder.change, trusting)  # also one that was there: a new one's device id is kept
-        return folder
-
-    def _leave_folder(self) -> None:
-        """Leave the folder to other processes."""
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
 
     async def _load_current(self, folder: ReleaseFolder) -> Draft | None:
         """Load the current release, or the last good one if that fails; return None for the fallback."""

@@ -9,7 +9,6 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Collection
-from io import BufferedRandom
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "releases"
 """Name of the folder of all targets in a client's cache directory."""
-_STATE, _LOCK = "state.json", "lock"
+_STATE = "state.json"
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Version = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -89,39 +88,42 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class ReleaseFolder:
-    """The folder of one target's drafts: `state.json`, the releases' files, unfinished downloads, a lock.
+    """The folder of one target's drafts: `state.json`, the releases' files, unfinished downloads.
 
-    One process at a time changes it; others may read it. A crash leaves the state before a write or the one after.
-    root: of all targets. Raises OSError.
+    Processes may share it: each begins with the state that the last one left, and what one downloads serves all. A
+    crash leaves the state before a write or the one after. root: of all targets. Raises OSError.
     """
 
     def __init__(self, root: Path, weights_hash: str) -> None:
         self.path = root / hashlib.sha256(weights_hash.encode()).hexdigest()[:16]
         self.path.mkdir(parents=True, exist_ok=True)
         self.files = ArtifactStore(self.path, ".gguf")
-        self._lock: BufferedRandom | None = atomic_files.lock(self.path / _LOCK)
-        self.state = read(self.path)
-        """The state that holds for this process; `write` and `change` replace it."""
+        self.state = ReleaseState()
+        """The state that holds for this process; `read`, `write` and `change` replace it."""
+        self.read()
 
-    @property
-    def writable(self) -> bool:
-        """Return whether this process has the lock."""
-        return self._lock is not None
+    def read(self) -> None:
+        """Take the state on disk, if there is one that can be used."""
+        file = self.path / _STATE
+        try:
+            self.state = ReleaseState.model_validate_json(file.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            log.warning("%s cannot be used (%s), so that it is forgotten which versions are too old", file, reason)
 
     def write(self, state: ReleaseState) -> None:
         """Change the state, once it is on disk. Raises OSError, and then the old one holds."""
-        if not self.writable:
-            raise PermissionError("another process is using this folder")
         atomic_files.write(self.path / _STATE, state.model_dump_json(indent=1).encode())
         self.state = state
 
     def change(self, state: ReleaseState) -> None:
-        """Change the state of this process, on disk too where it has the lock and there is room."""
+        """Change the state of this process, and on disk too where there is room."""
         try:
             self.write(state)
         except OSError as error:
-            if self.writable:
-                log.warning("%s cannot be written, so the change is lost with this process: %s", self.path, error)
+            log.warning("%s cannot be written, so the change is lost with this process: %s", self.path, error)
             self.state = state
 
     def tidy(self, wanted: str = "") -> None:
@@ -131,23 +133,3 @@ class ReleaseFolder:
         """
         named = (release.digest for release in (self.state.current, self.state.last_good) if release)
         self.files.tidy({wanted, *named})
-
-    def close(self) -> None:
-        """Release the lock, so that another process may keep the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-
-def read(folder: Path) -> ReleaseState:
-    """Return the state on disk, or a new one where it cannot be used."""
-    file = folder / _STATE
-    try:
-        return ReleaseState.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return ReleaseState()
-    except (OSError, ValueError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        text = "%s cannot be used (%s): this device begins anew, and has forgotten which versions are too old"
-        log.warning(text, file, reason)
-        return ReleaseState()

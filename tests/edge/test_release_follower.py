@@ -17,7 +17,7 @@ from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.download import RefusalKind
 from edge_agent.releases.follower import Follower
-from edge_agent.releases.state import FOLDER, ReleaseState, read
+from edge_agent.releases.state import FOLDER, ReleaseFolder, ReleaseState
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, VocabularyMismatch
 from outrider.wire.manifest import sign
@@ -119,8 +119,7 @@ class Device:
 
     @property
     def state(self) -> ReleaseState:
-        [path] = self.cluster.root.iterdir()
-        return read(path)
+        return ReleaseFolder(self.cluster.root, TARGET.weights_hash).state
 
 
 @pytest.fixture
@@ -264,18 +263,18 @@ async def test_a_start_loads_the_last_release_that_is_trusted_whole_and_usable(
     await again.end()
 
 
-async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
-    device: Device, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_beside_another_one_is_the_same_device_and_takes_what_that_has_downloaded(
+    device: Device, cluster: Cluster
 ) -> None:
-    monkeypatch.setattr("edge_agent.releases.follower._TAKE_OVER_S", 0.02)
     first = await device.takes(1)
     second = Device(cluster)
     await second.start()
     assert second.in_use == first and second.follower.device_id == device.follower.device_id
+    await until(lambda: second.follower._serial == cluster.offer.serial)
     new = await device.takes(2)
-    assert second.in_use == first
-    await device.end()
+    second.follower.notice(cluster.offer.serial)
     await until(lambda: second.in_use == new)
+    assert len(cluster.files.asked) == 2
     await second.end()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.releases.state import InstalledRelease, ReleaseFolder, ReleaseState, read
+from edge_agent.releases.state import InstalledRelease, ReleaseFolder, ReleaseState
 
 TARGET = "sha256:" + "a" * 64
 
@@ -64,17 +64,11 @@ def test_what_is_come_back_to_was_stable_and_the_floor_never_falls(steps: list[t
 # --- on disk
 
 
-def test_one_process_keeps_the_folder_and_others_read_what_it_wrote(tmp_path: Path) -> None:
-    folder = ReleaseFolder(tmp_path, TARGET)
+def test_a_folder_gives_what_was_written_there_last(tmp_path: Path) -> None:
+    folder, other = ReleaseFolder(tmp_path, TARGET), ReleaseFolder(tmp_path, TARGET)
     folder.write(taken(installed(1)))
-    other = ReleaseFolder(tmp_path, TARGET)
-    assert not other.writable and other.state == folder.state
-    with pytest.raises(PermissionError):
-        other.write(ReleaseState())
-    folder.close()
-    again = ReleaseFolder(tmp_path, TARGET)
-    assert again.writable and again.state == folder.state
-    again.close()
+    other.read()
+    assert other.state == folder.state == ReleaseFolder(tmp_path, TARGET).state
 
 
 @pytest.mark.parametrize(
@@ -89,9 +83,9 @@ def test_one_process_keeps_the_folder_and_others_read_what_it_wrote(tmp_path: Pa
 def test_a_state_that_makes_no_sense_is_said_and_begun_anew(
     tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "state.json").write_bytes(damaged)
+    (ReleaseFolder(tmp_path, TARGET).path / "state.json").write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
-        state = read(tmp_path)
+        state = ReleaseFolder(tmp_path, TARGET).state
     assert "state.json cannot be used" in caplog.text
     assert state.current is None and state.floor == 0
 
@@ -106,4 +100,3 @@ def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_
         path.write_bytes(b"x")
     folder.tidy(digest(9))
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
-    folder.close()
