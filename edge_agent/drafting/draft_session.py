@@ -192,22 +192,13 @@ class DraftSession:
 
     def _read(self, lease: _Lease, plan: SpeculationPlan) -> None:
         """Let a worker read the sequence as it stands, and pass its reports on to the event loop."""
-        session, loop = self._session, asyncio.get_running_loop()
-        task = DraftTask(
-            session.prompt,
-            tuple(session.received),
-            session.sampling,
-            session.max_tokens,
-            session.end_token_ids,
-            self.grammar,
-            session.min_tokens,
-        )
+        loop = asyncio.get_running_loop()
 
         def report(news: DraftUpdate | str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so the session has ended
                 loop.call_soon_threadsafe(self._receive, lease, news)
 
-        lease.worker.begin(task, plan, report)
+        lease.worker.begin(DraftTask.of(self._session, self.grammar), plan, report)
 
     def _receive(self, lease: _Lease, news: DraftUpdate | str) -> None:
         """Take in what a worker reports, unless it was returned meanwhile."""

@@ -104,9 +104,7 @@ class Generation:
         check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
         check_ids("logit_bias", list(request.logit_bias), description.vocabulary_size)
         self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
-        self._scored: Sequence[TokenLogprobs] = ()
-        """Log-probabilities of the prompt's tokens from the second on, as far as the session has them."""
-        self._received: list[int] = []
+        self._session = self._new_session()
         self._is_offline = False
         """Whether the draft model writes without a verifier."""
 
@@ -120,9 +118,10 @@ class Generation:
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """Return the prompt's log-probabilities; None unless asked for, or before the last one has come."""
-        if self.request.prompt_logprobs is None or len(self._scored) < len(self.prompt) - 1:
+        scored = self._session.scored
+        if self.request.prompt_logprobs is None or len(scored) < len(self.prompt) - 1:
             return None
-        return (None, *self._scored)
+        return (None, *scored)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """Yield the output as it comes, once one of the client's slots is free. Closing this cancels the session.
@@ -130,7 +129,7 @@ class Generation:
         Raises the error of the last try.
         """
         async with self._sessions.slot(self.statistics, lambda: self.finish_reason or "cancelled"):
-            begun, failures, source = time.monotonic(), 0, self._at_verifiers()
+            begun, failures, source = time.monotonic(), 0, self._at_verifiers(self._session)
             while True:
                 try:
                     async with source as deliveries:
@@ -143,9 +142,8 @@ class Generation:
                     failures += 1
                     source = await self._source_after(error, failures, time.monotonic() - begun)
 
-    def _at_verifiers(self) -> DeliverySource:
-        """Return what a session at verifiers delivers, from its placement on."""
-        session = DeviceSession(
+    def _new_session(self) -> DeviceSession:
+        return DeviceSession(
             self.prompt,
             sampling=self.request.sampling,
             max_tokens=self._max_tokens,
@@ -157,7 +155,10 @@ class Generation:
             prompt_logprobs=self.request.prompt_logprobs,
             undrafted=not self.request.speculation,
         )
-        self._scored = session.scored
+
+    def _at_verifiers(self, session: DeviceSession) -> DeliverySource:
+        """Return what a session at verifiers delivers, from its placement on."""
+        self._session = session
         return self._sessions.open(session, self._bundle, self.request, self.statistics)
 
     def _offline_source(self, cause: Unavailable) -> DeliverySource:
@@ -170,16 +171,7 @@ class Generation:
         log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
         self._is_offline = True
         self.statistics.uses(draft.name, draft.release)
-        ends = self.request.end_ids(self._bundle.description.eos_token_ids)
-        task = DraftTask(
-            self.prompt,
-            tuple(self._received),
-            self.request.sampling,
-            self._max_tokens,
-            ends,
-            self._bundle.grammar(self.request.sampling.grammar),
-            self.request.min_tokens,
-        )
+        task = DraftTask.of(self._session, self._bundle.grammar(self.request.sampling.grammar))
         return contextlib.aclosing(self._sessions.drafts.generate_offline(task, self.statistics.generated_offline))
 
     async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
@@ -191,18 +183,17 @@ class Generation:
             return self._offline_source(error)
         pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
         may_help = isinstance(error, _RETRIED) and not (isinstance(error, Unavailable) and error.waited)
-        may_help = may_help and not self._received and not self._is_offline
+        may_help = may_help and not self._session.received and not self._is_offline
         in_time = elapsed_s + pause_s <= self._sessions.open_budget_s
         if not may_help or not in_time or failures > self.request.retries:
             raise error
         log.info("try %d of %d in %.1f s: %s", failures + 1, self.request.retries + 1, pause_s, error)
         await asyncio.sleep(pause_s)
-        return self._at_verifiers()
+        return self._at_verifiers(self._new_session())
 
     def _chunk(self, delivery: Delivery) -> Chunk:
         """Return the delivery's text and tokens, up to a stop string; notes why the output ends with it."""
         text, count, stopped = self._text.feed(delivery.tokens, last=bool(delivery.finish))
-        self._received += delivery.tokens
         self.finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
         # No target has accepted what the draft wrote alone; it is this device's all the same.
         own = delivery.accepted if delivery.verified else delivery.proposed

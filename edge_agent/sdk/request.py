@@ -203,10 +203,6 @@ class Request(BaseModel):
         left = max_sequence - prompt_tokens
         return left if 0 < left < OPEN_END else OPEN_END
 
-    def end_ids(self, eos_token_ids: Sequence[int]) -> frozenset[int]:
-        """Return the ids that end the output of a target with these of its own."""
-        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_token_ids))
-
 
 # --- prompts and messages
 

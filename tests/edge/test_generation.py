@@ -21,7 +21,7 @@ from edge_agent.sdk.sessions import DeliverySource
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, InternalError, Overloaded, TimedOut, Unavailable
-from outrider.core.protocol.device import Delivery
+from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -73,18 +73,20 @@ class ScriptedSessions:
         with EdgeMetrics().following(statistics, finish):
             yield
 
-    def open(self, *_: object) -> DeliverySource:
+    def open(self, session: DeviceSession, *_: object) -> DeliverySource:
         self.tries += 1
-        return contextlib.aclosing(self._deliveries(failing=self.tries <= self._times))
+        return contextlib.aclosing(self._deliveries(session, failing=self.tries <= self._times))
 
-    async def _deliveries(self, *, failing: bool) -> AsyncGenerator[Delivery, None]:
+    async def _deliveries(self, session: DeviceSession | None, *, failing: bool) -> AsyncGenerator[Delivery, None]:
         for token in range(self._after if failing else 3):
+            if session is not None:
+                session.received.append(token)
             yield Delivery((token,), (False,), (False,), (), Finish.NONE)
         if failing:
             raise self._error
 
     def alone(self, *_: object) -> AsyncGenerator[Delivery, None]:
-        return self._deliveries(failing=False)
+        return self._deliveries(None, failing=False)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from outrider.core.constraint import Constraint, GrammarState, constraint_of
 from outrider.core.proposals import Proposal
+from outrider.core.protocol.device import DeviceSession
 from outrider.core.sampling import SamplingParams
 
 __all__ = ["DraftSource", "DraftTask", "NodeContext", "Proposal"]
@@ -28,6 +29,19 @@ class DraftTask:
     """Returns the state of the sequence's grammar before the first token; None for no grammar."""
     min_tokens: int = 0
     """Position before which no end may come."""
+
+    @classmethod
+    def of(cls, session: DeviceSession, grammar: Callable[[], GrammarState] | None) -> DraftTask:
+        """Return the sequence of a session as it stands. grammar: as below."""
+        return cls(
+            session.prompt,
+            tuple(session.received),
+            session.sampling,
+            session.max_tokens,
+            session.end_token_ids,
+            grammar,
+            session.min_tokens,
+        )
 
     def constraint(self) -> Constraint | None:
         """Return a new one that stands at the end of `received`; None if any token may follow. Raises BadRequest."""
