@@ -18,7 +18,7 @@ from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, grants_of, prior_of
 from edge_agent.session.driver import SessionDriver
-from edge_agent.session.failover import FIRST_CONTACT_S, DirectRoute, GrantRoute, Route
+from edge_agent.session.failover import FIRST_CONTACT_S, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifacts import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
@@ -286,13 +286,13 @@ class Sessions:
         """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
         backoff = Backoff(budget_s)
         if placement is None:
-            return DirectRoute(self.settings.verifier, backoff, tls=self._tls)
+            return Route.direct(self.settings.verifier, backoff, tls=self._tls)
         session_id = placement.session_id
 
         def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
             return self.coordinator.resume(session_id, ticket, failed, last_epoch)
 
-        return GrantRoute(grants_of(placement), resume, backoff)
+        return Route(grants_of(placement), resume, backoff)
 
     def _keep_winding_down(self, driver: SessionDriver) -> None:
         """Let the rest of a session's work outlive its last delivery."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from edge_agent.session.channels import AttachTarget, VerifierSilent
 from outrider.core import errors
@@ -18,21 +17,9 @@ from outrider.core.errors import OutriderError, Unavailable
 from outrider.wire.checks import limits_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
+_MAX_EPOCH = (1 << 63) - 1
 FIRST_CONTACT_S = 3.5
 """Time for which a single verifier is looked for: its address is more likely wrong than the verifier restarting."""
-
-
-class Route(Protocol):
-    """Names the verifiers to which a session may attach, one after another."""
-
-    async def next(self) -> AttachTarget:
-        """Return the next target after any pause that is due. Raises where no target is left."""
-
-    def failed(self, error: OutriderError, *, progressed: bool) -> None:
-        """Note that the attach ended with `error`. Raises `error` where no other attach can help.
-
-        progressed: whether it delivered tokens.
-        """
 
 
 class NextAttach(enum.Enum):
@@ -55,43 +42,29 @@ def next_attach(error: OutriderError) -> NextAttach:
     return NextAttach.NONE
 
 
-class DirectRoute:
-    """The route to a single verifier that is known by its address, without a coordinator.
-
-    Epochs count from 1: the session's id is random and known to this process alone, and a small epoch saves bytes in
-    every message.
-    """
-
-    def __init__(self, address: str, backoff: Backoff, *, tls: bool = False) -> None:
-        self._address = address
-        self._tls = tls
-        self._backoff = backoff
-        self._epoch = 0
-        self._pause_s = 0.0
-
-    async def next(self) -> AttachTarget:
-        await asyncio.sleep(self._pause_s)
-        self._epoch += 1
-        return AttachTarget(self._address, self._epoch, tls=self._tls)
-
-    def failed(self, error: OutriderError, *, progressed: bool) -> None:
-        if progressed:
-            self._backoff.progressed()
-        if isinstance(error, errors.Unauthenticated | errors.PermissionDenied) or next_attach(error) is NextAttach.NONE:
-            raise error
-        self._backoff.failed(error)
-        self._pause_s = 0.0 if progressed else self._backoff.pause_s(error.retry_after_s)
-
-
 Resume = Callable[[bytes, Sequence[str], int], Awaitable[Sequence[pb.Grant]]]
 """(a ticket of the session, ids of the verifiers that failed, greatest epoch used) -> new grants"""
 
 
-class GrantRoute:
-    """The route of a session that a coordinator has placed: primary, standby, and what the coordinator names then.
+class Route:
+    """The verifiers to which a session attaches, one after another: primary, standby, and what `resume` names then.
 
     grants: the primary's first. Raises Unavailable where there is none.
     """
+
+    @classmethod
+    def direct(cls, address: str, backoff: Backoff, *, tls: bool = False) -> Route:
+        """Return the route to a single verifier that is known by its address, without a coordinator.
+
+        Epochs count from 1: the session's id is random and known to this process alone, and a small epoch saves bytes
+        in every message.
+        """
+        grant = pb.Grant(address=address, tls=tls, epoch_first=1, epoch_last=_MAX_EPOCH)
+
+        async def resume(*_: object) -> Sequence[pb.Grant]:
+            return [grant]
+
+        return cls([grant], resume, backoff)
 
     def __init__(self, grants: Sequence[pb.Grant], resume: Resume, backoff: Backoff) -> None:
         if not grants:
@@ -100,6 +73,8 @@ class GrantRoute:
         self._resume = resume
         self._backoff = backoff
         self._ticket = grants[0].ticket
+        self._is_placed = bool(grants[0].verifier_id)
+        """Whether a coordinator has named the verifier."""
         self._epoch = 0
         self._failed_ids: list[str] = []
         self._attempts = 0
@@ -107,6 +82,7 @@ class GrantRoute:
         self._pause_s = 0.0
 
     async def next(self) -> AttachTarget:
+        """Return the next target after any pause that is due. Raises where no target is left."""
         while True:
             while self._grants:
                 grant = self._grants[0]
@@ -119,11 +95,16 @@ class GrantRoute:
             await self._request_grants()
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
+        """Note that the attach ended with `error`. Raises `error` where no other attach can help.
+
+        progressed: whether it delivered tokens.
+        """
         if progressed:
             self._backoff.progressed()
             self._attempts = 0
         where = next_attach(error)
-        if where is NextAttach.NONE:
+        refused = isinstance(error, errors.Unauthenticated | errors.PermissionDenied)
+        if where is NextAttach.NONE or (refused and not self._is_placed):  # nobody gives another ticket
             raise error
         self._backoff.failed(error)
         self._attempts += 1

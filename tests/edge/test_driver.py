@@ -20,7 +20,7 @@ from edge_agent.drafting.pool import DraftPool
 from edge_agent.session import stream
 from edge_agent.session.channels import Channels
 from edge_agent.session.driver import SessionDriver
-from edge_agent.session.failover import DirectRoute
+from edge_agent.session.failover import Route
 from edge_agent.session.statistics import Statistics
 from outrider.core.backoff import Backoff
 from outrider.core.errors import ModelRefused, ProtocolViolation
@@ -50,7 +50,7 @@ class Run:
         self.driver = SessionDriver(
             self.session,
             self.draft,
-            DirectRoute(self.verifier.address, Backoff(self.budget_s)),
+            Route.direct(self.verifier.address, Backoff(self.budget_s)),
             self.channels,
             self.statistics,
         )

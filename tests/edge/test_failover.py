@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from edge_agent.session.channels import VerifierSilent
-from edge_agent.session.failover import GrantRoute, NextAttach, next_attach
+from edge_agent.session.failover import NextAttach, Route, next_attach
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
@@ -64,7 +64,7 @@ def test_an_error_says_where_another_attach_may_help(error: OutriderError, where
 
 
 async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None:
-    route = GrantRoute([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
+    route = Route([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
     attaches = [await route.next()]
     for _ in range(2):
         route.failed(Unavailable("reset"), progressed=False)
@@ -75,7 +75,7 @@ async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None
 
 async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() -> None:
     coordinator = Coordinator(Unavailable("restarting"), [], [grant("c", "h:3", 40, 49)])
-    route = GrantRoute([grant("a", "h:1", 10, 19)], coordinator.resume, quick())
+    route = Route([grant("a", "h:1", 10, 19)], coordinator.resume, quick())
     await route.next()
     route.failed(VerifierSilent("hung"), progressed=False)
     attach = await route.next()
@@ -85,7 +85,7 @@ async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() ->
 
 async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
     coordinator = Coordinator([grant("a", "h:1", 12, 13)])
-    route = GrantRoute([grant("a", "h:1", 10, 11)], coordinator.resume, quick())
+    route = Route([grant("a", "h:1", 10, 11)], coordinator.resume, quick())
     epochs = []
     for _ in range(4):
         epochs.append((await route.next()).epoch)

@@ -14,7 +14,7 @@ from scripted import target
 
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, grants_of
-from edge_agent.session.failover import DirectRoute, GrantRoute
+from edge_agent.session.failover import Route
 from edge_agent.target import artifacts
 from edge_agent.target.artifacts import ArtifactClient, cached, digest
 from outrider.artifacts.store import ArtifactStore
@@ -97,7 +97,7 @@ class World:
         async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[coordinator_pb2.Grant]:
             return await calls.resume(placement.session_id, ticket, failed, last_epoch)
 
-        route = GrantRoute(grants_of(placement), resume, Backoff(budget_s, draw=lambda: 0.0))
+        route = Route(grants_of(placement), resume, Backoff(budget_s, draw=lambda: 0.0))
         return ArtifactClient(route, self.channels)
 
 
@@ -141,7 +141,7 @@ async def test_the_coordinator_is_asked_again_where_every_verifier_is_gone(world
 
 async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world: World) -> None:
     address = world.one.address
-    library = ArtifactClient(DirectRoute(address, Backoff(5.0)), world.channels)
+    library = ArtifactClient(Route.direct(address, Backoff(5.0)), world.channels)
     stream = library.fetch(HASH, 0)
     begin = await anext(stream)
     await world.one.kill()
