@@ -191,14 +191,12 @@ class Follower:
             return False  # no third model is loaded
         draft = await self._loaded(folder, release)
         try:
-            await asyncio.to_thread(folder.write, folder.state.take(release))
-        except BaseException as error:
+            await asyncio.to_thread(folder.change, folder.state.take(release))
+        except BaseException:  # a cancellation
             await self._drafts.free(draft)
-            if not isinstance(error, OSError):
-                raise
-            message = f"{folder.path} cannot be written: {error}; make it writable"
-            raise ReleaseRefused("no room", message) from error
-        await self._use(folder, draft)
+            raise
+        self._drafts.replace(draft)
+        await asyncio.to_thread(folder.tidy)
         log.info("drafting with %s from now on", release)
         return True
 
@@ -237,17 +235,14 @@ class Follower:
         if not await self._drafts.retired(_RETIRE_S):
             return False
         await asyncio.to_thread(folder.change, state)
-        await self._use(folder, await self._load_current(folder) or self._drafts.ngram)
+        self._drafts.replace(await self._load_current(folder) or self._drafts.ngram)
+        await asyncio.to_thread(folder.tidy)
         return True
 
     @property
     def _in_use(self) -> str:
         """Return the release that new sessions draft with; empty for none."""
         return self._drafts.draft.release if self._drafts.draft is not None else ""
-
-    async def _use(self, folder: ReleaseFolder, draft: Draft | None) -> None:
-        self._drafts.replace(draft)
-        await asyncio.to_thread(folder.tidy)
 
     # --- what is on this device
 

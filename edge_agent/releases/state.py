@@ -99,7 +99,7 @@ class ReleaseFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.files = ArtifactStore(self.path, ".gguf")
         self.state = ReleaseState()
-        """The state that holds for this process; `read`, `write` and `change` replace it."""
+        """The state that holds for this process; `read` and `change` replace it."""
         self.read()
 
     def read(self) -> None:
@@ -113,18 +113,13 @@ class ReleaseFolder:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             log.warning("%s cannot be used (%s), so that it is forgotten which versions are too old", file, reason)
 
-    def write(self, state: ReleaseState) -> None:
-        """Change the state, once it is on disk. Raises OSError, and then the old one holds."""
-        atomic_files.write(self.path / _STATE, state.model_dump_json(indent=1).encode())
-        self.state = state
-
     def change(self, state: ReleaseState) -> None:
         """Change the state of this process, and on disk too where there is room."""
+        self.state = state
         try:
-            self.write(state)
+            atomic_files.write(self.path / _STATE, state.model_dump_json(indent=1).encode())
         except OSError as error:
             log.warning("%s cannot be written, so the change is lost with this process: %s", self.path, error)
-            self.state = state
 
     def tidy(self, wanted: str = "") -> None:
         """Remove the files of releases that the state does not name.

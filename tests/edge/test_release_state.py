@@ -66,7 +66,7 @@ def test_what_is_come_back_to_was_stable_and_the_floor_never_falls(steps: list[t
 
 def test_a_folder_gives_what_was_written_there_last(tmp_path: Path) -> None:
     folder, other = ReleaseFolder(tmp_path, TARGET), ReleaseFolder(tmp_path, TARGET)
-    folder.write(taken(installed(1)))
+    folder.change(taken(installed(1)))
     other.read()
     assert other.state == folder.state == ReleaseFolder(tmp_path, TARGET).state
 
@@ -92,7 +92,7 @@ def test_a_state_that_makes_no_sense_is_said_and_begun_anew(
 
 def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_may_go_on(tmp_path: Path) -> None:
     folder = ReleaseFolder(tmp_path, TARGET)
-    folder.write(taken(installed(1), installed(2)))
+    folder.change(taken(installed(1), installed(2)))
     files = folder.files
     kept = [files.path(digest(1)), files.path(digest(2)), files.partial_path(digest(9))]
     gone = [files.path(digest(3)), files.partial_path(digest(8))]
