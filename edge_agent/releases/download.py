@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import ssl
@@ -23,8 +22,7 @@ log = logging.getLogger(__name__)
 
 STALL_S = 20.0
 """Seconds after which the next URL is tried, where a server sends nothing."""
-_MAX_REDIRECTS = 3
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d+)-")
 
 RefusalKind = Literal[
     "signature", "manifest", "target", "tokenizer", "version", "size",  # by its manifest
@@ -111,21 +109,16 @@ async def _chunks(
     # Compression is not accepted, since a range counts the bytes of the file itself.
     headers = {"accept-encoding": "identity"} | ({"range": f"bytes={offset}-"} if offset else {})
     try:
-        async with httpx.AsyncClient(
-            timeout=STALL_S,
-            follow_redirects=True,
-            max_redirects=_MAX_REDIRECTS,
-            verify=await asyncio.to_thread(lambda: _trusting(httpx.create_ssl_context(), tls)),
-        ) as client:
-            # httpx limits only each single read, so that a server could send its headers byte by byte for ever.
-            async with asyncio.timeout(STALL_S * (1 + _MAX_REDIRECTS)):
-                answer = await client.send(client.build_request("GET", url, headers=headers), stream=True)
-            async with contextlib.aclosing(answer):
-                start = position = _start_position(answer, offset, size)
-                async for piece in answer.aiter_raw():
-                    yield position, piece
-                    position += len(piece)
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        trusting = await asyncio.to_thread(lambda: _trusting(httpx.create_ssl_context(), tls))
+        async with (
+            httpx.AsyncClient(timeout=STALL_S, follow_redirects=True, verify=trusting) as client,
+            client.stream("GET", url, headers=headers) as answer,
+        ):
+            start = position = _start_position(answer, offset, size)
+            async for piece in answer.aiter_raw():
+                yield position, piece
+                position += len(piece)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ReleaseRefused(
             "truncated" if position > start else "unreachable",
             f"release {digest[:12]} from {url} broke off after {position} of {size} bytes "
@@ -139,17 +132,12 @@ def _start_position(answer: httpx.Response, offset: int, size: int) -> int:
         raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {size}")
     if answer.status_code not in (200, 206):
         raise ReleaseRefused("unreachable", f"{answer.url} answered with status {answer.status_code}, must be 200")
-    start, total = 0, answer.headers.get("content-length", "")
-    if answer.status_code == 206:
-        match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if match is None:
-            raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
-        start, total = int(match[1]), match[3]
-    if total.isdigit() and int(total) > size:
-        raise DownloadRefused(
-            "too long", f"{answer.url} has {total} bytes, the signed manifest says {size}: nothing was read"
-        )
-    return start
+    if answer.status_code == 200:
+        return 0
+    match = _RANGE.match(answer.headers.get("content-range", ""))
+    if match is None:
+        raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
+    return int(match[1])
 
 
 def _trusting(context: ssl.SSLContext, tls: ClientTls) -> ssl.SSLContext:
