@@ -102,7 +102,7 @@ class Generation:
         check_fits(self.prompt, self._max_tokens, description.vocabulary_size, description.max_sequence)
         check_scores(len(prompt), request.prompt_logprobs)
         check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
-        check_ids("logit_bias", list(request.logit_bias), description.vocabulary_size)
+        check_ids("logit_bias", list(request.logit_bias or ()), description.vocabulary_size)
         self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
         self._session = self._new_session()
         self._is_offline = False

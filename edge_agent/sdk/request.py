@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence, Set
-from numbers import Real
+from collections.abc import Mapping, Sequence, Sized
 from typing import Annotated, Any, NoReturn, Unpack
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, AcceptanceRule, Offline, Options, Timeout
@@ -35,64 +42,21 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 DRAWN_SEED_BITS = 53
 """Bits of a seed that is drawn: JavaScript, and whatever reads JSON as it does, rounds larger integers."""
-_MAX_BITS = 64
 _MAX_SHOWN = 80
 
 
-# --- types that pydantic lacks
+def _plain(value: Any) -> Any:
+    """Return an array, or a number, of NumPy's or the like as Python's own; other values as they are."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _integer(value: object) -> object:
-    """Accept whatever is an integer, NumPy's included, which pydantic's strict mode refuses; no bool."""
-    if isinstance(value, bool):
-        return value
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return value
-    if number.bit_length() > _MAX_BITS:
-        raise _wrong(f"Input should be an integer of at most {_MAX_BITS} bits")
-    return number
+def _texts(value: object) -> object:
+    return [value] if isinstance(value, str) else [] if value is None else value
 
 
-def _number(value: object) -> float:
-    """Accept whatever is a real number, NumPy's included; neither a bool nor a Decimal."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise _wrong("Input should be a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise _wrong("Input should be a number that a float can hold") from None
-
-
-def _items(value: object) -> tuple[object, ...] | None:
-    """Return the items of a list, tuple, array or iterator; None for a text, bytes and what has no order."""
-    if isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(value, Iterable):
-        return None
-    return tuple(value)
-
-
-def _token_ids(value: object) -> tuple[object, ...]:
-    if (items := _items(value)) is None:
-        raise _wrong("Input should be a list of token ids")
-    return items
-
-
-def _texts(value: object) -> tuple[object, ...]:
-    if (items := (value,) if isinstance(value, str) else _items(() if value is None else value)) is None:
-        raise _wrong("Input should be a text or a list of texts")
-    return items
-
-
-def _biases(value: object) -> dict[object, object]:
-    if value is not None and not isinstance(value, Mapping):
-        raise _wrong("Input should be a mapping of token ids to numbers")
-    return dict(value or {})
-
-
-def _label(value: object) -> object:
-    if not isinstance(value, str) or not is_label(value):
-        raise _wrong("Input should be at most 64 letters, digits, '.', '_' or '-'")
+def _label(value: str) -> str:
+    if not is_label(value):
+        raise PydanticCustomError("outrider", "Input should be at most 64 letters, digits, '.', '_' or '-'")
     return value
 
 
@@ -101,13 +65,10 @@ def _timeout(value: object) -> Timeout:
     return value if isinstance(value, Timeout) else Timeout(value, None)  # type: ignore[arg-type]
 
 
-def _wrong(message: str) -> PydanticCustomError:
-    return PydanticCustomError("outrider", message)
-
-
-Integer = Annotated[int, BeforeValidator(_integer)]
-Number = Annotated[float, BeforeValidator(_number)]
-TokenIds = Annotated[tuple[Integer, ...], BeforeValidator(_token_ids)]
+TokenIds = Annotated[tuple[int, ...], Field(strict=False)]
+"""Token ids in a list, a tuple or an iterator."""
+Integer = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+"""An integer that a message can show; SamplingParams knows its bounds."""
 
 
 # --- a request
@@ -125,35 +86,35 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    max_tokens: Annotated[Integer, Field(ge=0, le=MAX_GENERATED_TOKENS)] | None = 256
-    temperature: Number = 0.0
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_GENERATED_TOKENS)] | None = 256
+    temperature: float = 0.0
     top_k: Integer = 0
-    top_p: Number = 1.0
-    min_p: Number = 0.0
-    repetition_penalty: Number = 1.0
-    presence_penalty: Number = 0.0
-    frequency_penalty: Number = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: Integer | None = None
     grammar: str = ""
-    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_GENERATED_TOKENS)] = 0
-    logit_bias: Annotated[dict[Integer, Number], BeforeValidator(_biases)] = Field(default_factory=dict)
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_GENERATED_TOKENS)] = 0
+    logit_bias: Annotated[Mapping[Integer, float], Field(strict=False)] | None = None
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
         BeforeValidator(_texts),
-        Field(max_length=MAX_STOPS),
+        Field(max_length=MAX_STOPS, strict=False),
     ] = ()
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
     speculation: bool = True
-    traffic_class: Annotated[str, BeforeValidator(_label)] = ""
+    traffic_class: Annotated[str, AfterValidator(_label)] = ""
     timeout: Annotated[Timeout, BeforeValidator(_timeout)] = DEFAULT_TIMEOUT
-    retries: Annotated[Integer, Field(ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
+    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
     offline: Offline = "raise"
-    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     acceptance_rule: AcceptanceRule = "coupled"
-    typical_epsilon: Number | None = None
-    typical_delta: Number | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
 
     _sampling: SamplingParams = PrivateAttr()
 
@@ -163,7 +124,7 @@ class Request(BaseModel):
         if unknown := sorted(set(options) - set(cls.model_fields)):
             raise BadRequest(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(cls.model_fields))}")
         try:
-            return cls.model_validate(options)
+            return cls.model_validate({name: _plain(value) for name, value in options.items()})
         except ValidationError as error:
             raise bad_request(error) from None
 
@@ -173,7 +134,7 @@ class Request(BaseModel):
             refuse("max_tokens", 0, "greater than or equal to 1, or come with prompt_logprobs")
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         seed = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
-        bias = tuple(self.logit_bias.items())
+        bias = tuple((self.logit_bias or {}).items())
         self._sampling = SamplingParams(
             **given, seed=seed, logit_bias=bias, grammar=self.grammar, typical=self._typical()
         )
@@ -214,22 +175,21 @@ def check_prompt(prompt: object) -> str | tuple[int, ...]:
     """Return a text, or token ids as a tuple. Raises BadRequest for anything else."""
     if isinstance(prompt, str):
         return prompt
-    if (items := _items(prompt)) is None:
-        refuse("prompt", prompt, "a text or a list of token ids")
-    _check_length(len(items))  # before each is looked at
+    if isinstance(prompt, Sized):
+        _check_length(len(prompt))  # before each is looked at
     try:
-        return _TOKEN_IDS.validate_python(items)
+        return _TOKEN_IDS.validate_python(_plain(prompt))
     except ValidationError as error:
         raise bad_request(error, "prompt") from None
 
 
 def check_messages(messages: object) -> tuple[Message, ...]:
     """Return the messages, each a mapping with a role and a content, or with calls of tools. Raises BadRequest."""
-    if (items := _items(messages)) is None:
+    if not isinstance(messages, list | tuple):
         refuse("messages", messages, "a list of messages")
-    if not items:
+    if not messages:
         raise BadRequest.bound("messages", "empty", "at least one message")
-    for i, message in enumerate(items):
+    for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             refuse(f"messages[{i}]", message, 'a mapping with "role" and "content"')
         _check_calls(f"messages[{i}].tool_calls", message.get("tool_calls"))
@@ -237,7 +197,7 @@ def check_messages(messages: object) -> tuple[Message, ...]:
             given = message.get(key)
             if not isinstance(given, str) and not (key == "content" and given is None and message.get("tool_calls")):
                 refuse(f"messages[{i}].{key}", given, "a text")
-    return items  # type: ignore[return-value]
+    return tuple(messages)
 
 
 def _check_calls(field: str, calls: object) -> None:
@@ -312,6 +272,7 @@ def bad_request(error: ValidationError, field: str = "") -> BadRequest:
     if path[-1] == "[key]":
         place = f"a key of {name}"
     must = re.sub(r"^\w+ should ", "must ", first["msg"]).partition(" after validation")[0]
+    must = must.replace("valid tuple", "list")
     return BadRequest(f"{place} is {_shown(first['input'])}, {must}", field=name)
 
 

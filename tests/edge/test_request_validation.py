@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ def client() -> AsyncClient:
 async def test_an_option_of_a_wrong_type_is_refused_by_name(client: AsyncClient) -> None:
     wrong: list[tuple[str, Any]] = [
         *(("temperature", value) for value in ("hot", None, True, 10**400, float("nan"), -1.0)),
-        *(("top_k", 1.5), ("top_p", Decimal("0.5")), ("top_p", 0.0)),
+        *(("top_k", 1.5), ("top_p", 0.0)),
         *(("seed", value) for value in ("a", 1.5, 10**5000, 2**64, -1)),
         *(("max_tokens", value) for value in (True, 2.0)),
         *(("stop_token_ids", value) for value in (5, None, [1.5], "ab")),
@@ -52,9 +51,10 @@ def test_what_stands_for_a_number_is_taken() -> None:
         temperature=np.float32(0.5),  # type: ignore[arg-type]
         top_k=np.int32(7),
         stop_token_ids=np.array([1, 2]),  # type: ignore[arg-type]
+        logit_bias={3: 1},
     )
     assert (request.max_tokens, request.stop_token_ids) == (4, (1, 2))
-    assert request.sampling == SamplingParams(temperature=0.5, top_k=7, seed=2**64 - 1)
+    assert request.sampling == SamplingParams(temperature=0.5, top_k=7, seed=2**64 - 1, logit_bias=((3, 1.0),))
     assert {type(value) for value in (request.max_tokens, request.sampling.seed, *request.stop_token_ids)} == {int}
     assert check_prompt(np.array([3, 4])) == check_prompt(iter([3, 4])) == (3, 4)
     assert len(check_messages([{"role": "user", "content": "x"}])) == 1
