@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,16 +172,12 @@ def free_memory() -> int:
     try:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * int(fields["MemAvailable"].split()[0])
-        with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
-            limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-            free = min(free, max(0, limit - used))
-        return free
     except (OSError, KeyError, ValueError):
-        pass
-    try:  # half of all memory, where no more than that is known
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):
         return 0
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, max(0, limit - used))
+    return free
 
 
 def _free(loading: asyncio.Task[Draft]) -> None:
