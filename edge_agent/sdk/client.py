@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -32,14 +32,15 @@ from edge_agent.sdk.types import (
     Timeout,
 )
 from edge_agent.session.statistics import Statistics
-from edge_agent.target.artifacts import CachedSource, DescriptionCache
-from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle
+from edge_agent.target.artifacts import DescriptionCache, Fetch
+from edge_agent.target.bundle import AUTO, BundleLoader, TargetBundle
 from edge_agent.target.chat_template import Message
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.settings import from_environment
 from outrider.wire.channels import ClientTls
 from outrider.wire.manifest import trusted_keys
+from outrider.wire.v1 import session_pb2 as pb
 
 
 class AsyncClient:
@@ -298,11 +299,16 @@ class AsyncClient:
             try:
                 return await self.prepare()
             except Unavailable as error:
-                known = self._descriptions.recall() if request.offline == "draft_only" else None
+                known, why = self._descriptions.recall() if request.offline == "draft_only" else None, error
                 if known is None:
                     raise
-                source = CachedSource(known, error)
-            return await self._loaded(lambda: self._load_from(source))
+
+            async def nothing(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
+                for chunk in tuple[bytes, ...]():
+                    yield chunk
+                raise why
+
+            return await self._loaded(lambda: self._load(known, nothing))
 
     async def _loaded(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         """Return the bundle; starts `load` unless it is there or loading is under way. Raises what loading raises."""
@@ -327,12 +333,12 @@ class AsyncClient:
 
     async def _load_from_verifiers(self) -> TargetBundle:
         async with self._sessions.artifacts() as source:
-            bundle = await self._load_from(source)
+            bundle = await self._load(await source.describe(), source.fetch)
         self._descriptions.keep(bundle.description)
         return bundle
 
-    async def _load_from(self, source: ArtifactSource) -> TargetBundle:
-        loader = BundleLoader(source, self._artifacts, self._draft_options, self._signed_only)
+    async def _load(self, description: pb.DescribeResponse, fetch: Fetch) -> TargetBundle:
+        loader = BundleLoader(description, fetch, self._artifacts, self._draft_options, self._signed_only)
         return await loader.load(self._draft, self.updates.begin if self.updates is not None else None)
 
 

@@ -177,9 +177,6 @@ def checked(description: pb.DescribeResponse) -> pb.DescribeResponse:
     return description
 
 
-# --- without a verifier
-
-
 class DescriptionCache:
     """Keeps one client's target description under `folder`, named by cluster address and target."""
 
@@ -200,23 +197,3 @@ class DescriptionCache:
         with contextlib.suppress(OSError, DecodeError, BadRequest):
             return checked(pb.DescribeResponse.FromString(self._path.read_bytes()))
         return None
-
-
-class CachedSource:
-    """An ArtifactSource that needs no verifiers: a kept description, and the artifacts that are in the cache.
-
-    Fetching anything else raises `cause`, the reason why no verifier can be reached.
-    """
-
-    def __init__(self, description: pb.DescribeResponse, cause: OutriderError) -> None:
-        self._description = description
-        self._cause = cause
-
-    async def describe(self) -> pb.DescribeResponse:
-        return self._description
-
-    async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
-        nothing: tuple[bytes, ...] = ()
-        for chunk in nothing:
-            yield chunk
-        raise self._cause

@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions, load, ngram_draft
 from edge_agent.releases.follower import LoadDraft
-from edge_agent.target.artifacts import ArtifactClient, CachedSource, artifact_of, cached, digest
+from edge_agent.target.artifacts import Fetch, artifact_of, cached, digest
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.artifacts.store import ArtifactStore
@@ -36,8 +36,6 @@ UNSIGNED = (
 )
 """Why a device with OUTRIDER_EDGE_RELEASE_KEYS begins without a model."""
 
-ArtifactSource = ArtifactClient | CachedSource
-"""Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
 GivenDraft = str | Path | Sequence[str | Path] | None
 """A draft as an application names it: "auto", "ngram", a path, several paths with the best one first, or None."""
 FirstDraft = Callable[[Target, LoadDraft], Awaitable[Draft | None]]
@@ -97,9 +95,10 @@ class TargetBundle:
 
 @dataclass(frozen=True)
 class BundleLoader:
-    """Reads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
+    """Reads the bundle of a target with this description. fetch: gets what is not in the cache."""
 
-    source: ArtifactSource
+    description: pb.DescribeResponse
+    fetch: Fetch
     cache: ArtifactStore
     draft_options: DraftOptions
     signed_only: bool = False
@@ -113,24 +112,24 @@ class BundleLoader:
         None loads no draft. A draft that `first_draft` returns takes precedence.
         Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
         """
-        description = await self.source.describe()
-        tokenizer = await self._tokenizer(description)
-        template = await self._template(description, tokenizer)
+        tokenizer = await self._tokenizer()
+        template = await self._template(tokenizer)
 
         def load_file(path: Path, name: str, digest: str) -> Awaitable[Draft]:
-            return load(path, name, tokenizer.table, self._options(description), digest)
+            return load(path, name, tokenizer.table, self._options, digest)
 
-        first = await first_draft(target_from_proto(description.target), load_file) if first_draft is not None else None
+        target = target_from_proto(self.description.target)
+        first = await first_draft(target, load_file) if first_draft is not None else None
         if first is None:
-            first = await self._draft(description, tokenizer, draft)
-        return TargetBundle(description, tokenizer, template, first)
+            first = await self._draft(tokenizer, draft)
+        return TargetBundle(self.description, tokenizer, template, first)
 
-    async def _offered_draft(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> Draft:
+    async def _offered_draft(self, tokenizer: TargetTokenizer) -> Draft:
         """Load the verifiers' own draft; n-grams where there is none or it may not be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
         """
-        ref = artifact_of(description, "draft")
+        ref = artifact_of(self.description, "draft")
         if ref is None:
             return self._without_model("the verifier offers no draft", logging.INFO)
         if self.signed_only:
@@ -141,7 +140,7 @@ class BundleLoader:
             return self._without_model(str(error), logging.INFO)
         try:
             path = await self._fetched(ref)
-            return await load(path, ref.name, tokenizer.table, self._options(description), digest(ref))
+            return await load(path, ref.name, tokenizer.table, self._options, digest(ref))
         except ModelRefused as error:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
@@ -149,20 +148,21 @@ class BundleLoader:
         log.log(level, "%s; n-grams of the text draft", why)
         return ngram_draft()
 
-    def _options(self, description: pb.DescribeResponse) -> DraftOptions:
-        return dataclasses.replace(self.draft_options, positions=description.max_sequence)
+    @property
+    def _options(self) -> DraftOptions:
+        return dataclasses.replace(self.draft_options, positions=self.description.max_sequence)
 
     async def _fetched(self, ref: pb.Artifact) -> Path:
-        return await cached(self.cache, ref, self.source.fetch)
+        return await cached(self.cache, ref, self.fetch)
 
-    async def _tokenizer(self, description: pb.DescribeResponse) -> TargetTokenizer:
+    async def _tokenizer(self) -> TargetTokenizer:
         """Load the tokenizer. Raises BadRequest if none is offered, VocabularyMismatch if it is not the target's."""
-        ref = artifact_of(description, "tokenizer")
+        ref = artifact_of(self.description, "tokenizer")
         if ref is None:
             raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")
         path = await self._fetched(ref)
         tokenizer = await asyncio.to_thread(lambda: TargetTokenizer(path.read_bytes()))
-        announced = description.target.tokenizer_hash
+        announced = self.description.target.tokenizer_hash
         if announced != f"sha256:{tokenizer.vocabulary_hash.hex()}":
             raise VocabularyMismatch(
                 f"the target's token table has the hash {announced[:24]}, the tokenizer that its verifier offers "
@@ -170,16 +170,16 @@ class BundleLoader:
             )
         return tokenizer
 
-    async def _template(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> ChatTemplate | None:
-        ref = artifact_of(description, "template")
+    async def _template(self, tokenizer: TargetTokenizer) -> ChatTemplate | None:
+        ref = artifact_of(self.description, "template")
         if ref is None:
             return None
         path = await self._fetched(ref)
         # What is assumed holds where the verifier offers no special tokens.
         table = tokenizer.table
-        ends = [table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(table)]
+        ends = [table[i].decode("utf-8", "replace") for i in self.description.eos_token_ids if i < len(table)]
         variables = {"eos_token": ends[0] if ends else "", "bos_token": ""}
-        tokens_ref = artifact_of(description, "special_tokens")
+        tokens_ref = artifact_of(self.description, "special_tokens")
         if tokens_ref is not None:
             tokens_path = await self._fetched(tokens_ref)
             try:
@@ -193,25 +193,22 @@ class BundleLoader:
         except (ModelRefused, BadRequest, TimeoutError) as error:
             why = str(error) or f"it takes longer than {TEMPLATE_CHECK_S:g} s"
             files = "chat_template.jinja, or tokenizer_config.json, of its folder"
-            log.warning("chats with %s may fail, completions work: %s (%s)", description.target.name, why, files)
+            log.warning("chats with %s may fail, completions work: %s (%s)", self.description.target.name, why, files)
         except ImportError as error:
             log.info("%s", error)
         return template
 
-    async def _draft(
-        self, description: pb.DescribeResponse, tokenizer: TargetTokenizer, draft: GivenDraft
-    ) -> Draft | None:
+    async def _draft(self, tokenizer: TargetTokenizer, draft: GivenDraft) -> Draft | None:
         if draft is None:
             return None
         if draft == NGRAM:
             return ngram_draft()
-        options = self._options(description)
         if not isinstance(draft, str | os.PathLike):
-            return await load([Path(one) for one in draft], "", tokenizer.table, options)
+            return await load([Path(one) for one in draft], "", tokenizer.table, self._options)
         if draft != AUTO:
-            return await load(Path(draft), Path(draft).name, tokenizer.table, options)
+            return await load(Path(draft), Path(draft).name, tokenizer.table, self._options)
         try:
-            return await self._offered_draft(description, tokenizer)
+            return await self._offered_draft(tokenizer)
         except VocabularyMismatch:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
