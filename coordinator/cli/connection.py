@@ -37,7 +37,6 @@ class AdminSettings(BaseSettings):
     cert_key: Path | None = None
     insecure: bool = False
     token: SecretStr | None = None
-    state_dir: Path | None = None
 
 
 def admin_settings(options: argparse.Namespace) -> AdminSettings:
@@ -53,7 +52,8 @@ async def connect(options: argparse.Namespace, timeout_s: float) -> AsyncIterato
     trust = ClientTls(settings.ca, settings.cert, settings.cert_key)
     tls = trust if settings.ca or settings.cert or settings.tls else None
     given = settings.token.get_secret_value() if settings.token else ""
-    token = given or local_tokens.find(local_tokens.ADMIN, settings.coordinator, settings.state_dir)
+    state_dir = Path(options.state_dir) if options.state_dir else None
+    token = given or local_tokens.find(local_tokens.ADMIN, settings.coordinator, state_dir)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as connection:
         admin = coordinator_pb2_grpc.AdminStub(connection)  # type: ignore[no-untyped-call]
