@@ -313,11 +313,10 @@ class Measured:
     def _gain(self, name: str, base: str, sampling: str, domain: str) -> dict[str, Any]:
         old, new = self._runs[base, sampling, domain], self._runs[name, sampling, domain]
         texts = [self._text(domain, text) for text in old.texts if text.turn == 0]
-        alone = compare(self._drafts[name], self._drafts[base], texts, harness.CORES).texts
-        positions = sum(one.positions for one in alone)
-        before = np.array([one.incumbent.tree_steps for one in alone])
-        after = np.array([one.candidate.tree_steps for one in alone])
-        drawn = np.random.default_rng(0).integers(len(alone), size=(1_000, len(alone)))
+        alone = compare(self._drafts[name], self._drafts[base], texts, harness.CORES)
+        positions, count = int(alone.positions.sum()), len(alone.positions)
+        before, after = alone.incumbent[:, 2], alone.candidate[:, 2]  # steps with the tree
+        drawn = np.random.default_rng(0).integers(count, size=(1_000, count))
         low, high = np.quantile(before[drawn].sum(1) / after[drawn].sum(1) - 1, (0.025, 0.975))
         return {
             "sampling": sampling,
@@ -328,7 +327,7 @@ class Measured:
             "gain": rounded(int(before.sum()) / int(after.sum()) - 1, 3),
             "from": rounded(float(low), 3),
             "to": rounded(float(high), 3),
-            "texts": len(alone),
+            "texts": count,
             "differing": differing(new.texts, old.texts),
         }
 

@@ -14,8 +14,8 @@ far ahead it is, so that each level has ranks of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,42 +47,23 @@ most `TREE`."""
 
 
 @dataclass(frozen=True)
-class DraftCounts:
-    """Counts what one draft predicts of one text."""
-
-    accepted: int
-    """Positions where the draft's first choice is the text's token."""
-    chain_steps: int
-    """Verification steps that the text takes with the chain."""
-    tree_steps: int
-
-    @classmethod
-    def of(cls, ranks: TokenRanks) -> DraftCounts:
-        return cls(int((ranks[0] == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE))
-
-
-@dataclass(frozen=True)
-class TextComparison:
-    """Compares what two drafts predict of one text."""
-
-    traffic_class: str
-    session: int
-    """Texts of one session resemble one another, so they are one sample."""
-    positions: int
-    """Tokens that were predicted."""
-    candidate: DraftCounts
-    incumbent: DraftCounts
-
-
-@dataclass(frozen=True)
 class DraftComparison:
-    """Compares two drafts on the same texts, and in speed."""
+    """Compares what two drafts predict of the same n texts, and their speed."""
 
-    texts: tuple[TextComparison, ...]
-    candidate_ms: float
+    classes: Sequence[str]
+    """The traffic class of each text."""
+    sessions: NDArray[np.int64]
+    """`[n]`: texts of one session resemble one another, so they are one sample."""
+    positions: NDArray[np.int64]
+    """`[n]`: tokens of each text that were predicted."""
+    candidate: NDArray[np.int64]
+    """`[n, 3]`: positions where the draft's first choice is the text's token, and the verification steps that the text
+    takes with the chain, and with the tree."""
+    incumbent: NDArray[np.int64]
+    candidate_ms: float = 0.0
     """Milliseconds to decode one token after `_HELD` others: the minimum of alternating rounds, since whatever else
     runs on the machine only adds to it. Heads, whose time their target's outweighs, have 0."""
-    incumbent_ms: float
+    incumbent_ms: float = 0.0
 
 
 def compare(candidate: Path, incumbent: Path, texts: Iterable[Text], threads: int = 1) -> DraftComparison:
@@ -98,7 +79,8 @@ def compare(candidate: Path, incumbent: Path, texts: Iterable[Text], threads: in
         ):
             known = (text for text in texts if int(text.tokens.max()) < ids)
             compared = _compared(known, length, _ranks_by(new_reader), _ranks_by(old_reader))
-        return DraftComparison(compared, *_decode_ms(new, old))
+        new_ms, old_ms = _decode_ms(new, old)
+        return replace(compared, candidate_ms=new_ms, incumbent_ms=old_ms)
 
 
 def compare_heads(candidate: Path, incumbent: Path | None, target: Path, texts: Iterable[Text]) -> DraftComparison:
@@ -119,8 +101,7 @@ def compare_heads(candidate: Path, incumbent: Path | None, target: Path, texts: 
     def plain(text: Text, length: int) -> TokenRanks:
         return np.full((1, min(length, len(text.tokens)) - 1), TREE, np.int8)
 
-    compared = _compared(texts, CONTEXT, ranks_of(candidate), ranks_of(incumbent) if incumbent else plain)
-    return DraftComparison(compared, 0.0, 0.0)
+    return _compared(texts, CONTEXT, ranks_of(candidate), ranks_of(incumbent) if incumbent else plain)
 
 
 def _compared(
@@ -128,15 +109,22 @@ def _compared(
     length: int,
     new: Callable[[Text, int], TokenRanks],
     old: Callable[[Text, int], TokenRanks],
-) -> tuple[TextComparison, ...]:
+) -> DraftComparison:
     """Compare the ranks that two drafts give to each text's tokens after the first, of which `length` are read."""
-    compared = []
+    classes, numbers, counts = [], [], []
     for text in texts:
         first, end = max(text.first, UNPROMPTED), min(length, len(text.tokens))
         if first < end:
-            counts = (DraftCounts.of(ranks(text, length)[:, first - 1 :]) for ranks in (new, old))
-            compared.append(TextComparison(text.traffic_class, text.session, end - first, *counts))
-    return tuple(compared)
+            classes.append(text.traffic_class)
+            numbers.append((text.session, end - first))
+            counts.append([_counts(ranks(text, length)[:, first - 1 :]) for ranks in (new, old)])
+    sessions, positions = np.array(numbers, np.int64).reshape(-1, 2).T
+    candidate, incumbent = np.array(counts, np.int64).reshape(-1, 2, 3).swapaxes(0, 1)
+    return DraftComparison(classes, sessions, positions, candidate, incumbent)
+
+
+def _counts(ranks: TokenRanks) -> tuple[int, int, int]:
+    return int((ranks[0] == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE)
 
 
 def steps(ranks: TokenRanks, levels: int, width: int) -> int:

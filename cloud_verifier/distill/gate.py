@@ -16,7 +16,7 @@ never does worse.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.distill.config import GateRule
-from cloud_verifier.distill.evaluation import DraftComparison, TextComparison
+from cloud_verifier.distill.evaluation import DraftComparison
 
 FRESH, ALL = "fresh", "(all)"
 """Names of the groups of all texts of the fresh classes, and of all texts."""
@@ -91,24 +91,23 @@ class GateVerdict:
 
 def decide(comparison: DraftComparison, fresh: Collection[str], rule: GateRule) -> GateVerdict:
     """Let a candidate pass or not. fresh: the classes that it was trained for."""
-    by_class: dict[str, list[TextComparison]] = {}
-    for text in comparison.texts:
-        by_class.setdefault(text.traffic_class, []).append(text)
-    of_fresh = [text for name in fresh for text in by_class.get(name, ())]
-    sessions = len({text.session for text in of_fresh})
+    classes = np.array(comparison.classes, object)
+    of_fresh = np.isin(classes, list(fresh))
+    sessions = len(np.unique(comparison.sessions[of_fresh]))
     reasons = []
     if sessions < rule.sessions:
         reasons.append(
             f"{sessions} held-out sessions of the fresh classes, {rule.sessions} are needed: gather more traffic"
         )
-    groups = [_compared(ALL, comparison.texts, rule)] if comparison.texts else []
-    classes = [_compared(name, texts, rule) for name, texts in by_class.items()]
-    groups += sorted(classes, key=lambda one: -one.positions)
+    groups = [_compared(name, comparison, classes == name, rule) for name in sorted(set(comparison.classes))]
+    groups.sort(key=lambda one: -one.positions)
+    if groups:
+        groups.insert(0, _compared(ALL, comparison, np.ones(len(classes), bool), rule))
     for group in groups:
         if group.name == ALL or (group.sessions >= rule.sessions and group.positions >= rule.positions):
             reasons += _reasons(group, rule, f"above {-rule.loss:+.1%}", lambda least: least > -rule.loss)
-    if of_fresh:
-        groups.insert(0, _compared(FRESH, of_fresh, rule))
+    if of_fresh.any():
+        groups.insert(0, _compared(FRESH, comparison, of_fresh, rule))
         reasons += _reasons(groups[0], rule, f"at least {rule.gain:+.1%}", lambda least: least >= rule.gain)
     allowed_ms = rule.slower * comparison.incumbent_ms
     if comparison.candidate_ms > allowed_ms:
@@ -127,19 +126,17 @@ def _reasons(group: GroupComparison, rule: GateRule, required: str, allowed: Cal
     ]
 
 
-def _compared(name: str, texts: Sequence[TextComparison], rule: GateRule) -> GroupComparison:
-    positions = sum(text.positions for text in texts)
-    new = np.array([dataclasses.astuple(text.candidate) for text in texts], np.float64)
-    old = np.array([dataclasses.astuple(text.incumbent) for text in texts], np.float64)
-    sessions, index = np.unique([text.session for text in texts], return_inverse=True)
+def _compared(name: str, texts: DraftComparison, chosen: NDArray[np.bool_], rule: GateRule) -> GroupComparison:
+    """Compare the drafts on the chosen ones of n texts. chosen: `[n]`."""
+    new, old, positions = texts.candidate[chosen], texts.incumbent[chosen], int(texts.positions[chosen].sum())
+    sessions, index = np.unique(texts.sessions[chosen], return_inverse=True)
     chain, tree = (_gain(np.bincount(index, new[:, i]), np.bincount(index, old[:, i]), rule) for i in (1, 2))
     return GroupComparison(
         name, len(sessions), positions, _rates(new, positions), _rates(old, positions), *chain, *tree
     )
 
 
-def _rates(counts: NDArray[np.float64], positions: int) -> DraftRates:
-    """Rate a draft by its `DraftCounts` of each text, as rows."""
+def _rates(counts: NDArray[np.int64], positions: int) -> DraftRates:
     accepted, chain, tree = map(float, counts.sum(0))
     return DraftRates(accepted / positions, positions / chain, positions / tree)
 
