@@ -72,7 +72,8 @@ class VerifierProcess:
                 if why := await asyncio.to_thread(try_draft, draft, flag):
                     log.warning("the draft of %s was not tried: %s", flag, why)
         catalogue = Catalogue.of_target(config.model, config.draft)
-        self._collector.recorder = self._live_sessions.recorder = self._recorder = self._traffic_recorder()
+        self._recorder = recorder_of(config, self._id) if config.traffic else None
+        self._collector.recorder = self._live_sessions.recorder = self._recorder
         metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
@@ -126,15 +127,6 @@ class VerifierProcess:
                 await asyncio.to_thread(self._recorder.close)
                 if unrecorded := self._host.stats.unrecorded:
                     log.warning("%d tokens went unrecorded: the front did not keep up", unrecorded)
-
-    def _traffic_recorder(self) -> TrafficRecorder | None:
-        """Return the recorder, None if nothing is to be recorded. Raises BadRequest if the settings allow none."""
-        config = self._config
-        if not config.traffic:
-            return None
-        if not config.coordinator:
-            log.warning("nothing will be recorded: only tickets of a coordinator permit it")
-        return recorder_of(config, self._id)
 
     async def _start(self, grpc_server: grpc.aio.Server, address: str, service: VerifierService) -> None:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""

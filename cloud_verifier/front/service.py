@@ -61,8 +61,6 @@ REFUSAL_S = 0.1
 """Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
-AUTHORISED_S = 1.0
-"""Seconds for which the check of a ticket holds while its Open is awaited: revocations are told once a second."""
 MIN_OPENING = 256
 """Streams whose Open is awaited at once, at least; otherwise four times as many as there are places."""
 _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
@@ -221,13 +219,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         size, salt = self._ready.vocabulary_size, self._salt(claims)
         if self._ready.chains_only:
             claims = replace(claims, limits=replace(claims.limits, children=1))
-        try:
-            stream = SessionStream(
-                self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record
-            )
-        except BaseException:
-            self.live.left(claims.session_id, attach.epoch)
-            raise
+        stream = SessionStream(self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record)
         self.counters.opened += 1
         self.counters.resumed += bool(attach.tokens)
         if stream.lossy:
@@ -265,9 +257,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 # Of a stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066).
                 await asyncio.sleep(REFUSAL_S)
                 raise
-            shown_at = time.monotonic()
             try:
-                first = await asyncio.wait_for(anext(requests), OPEN_TIMEOUT_S)
+                return await asyncio.wait_for(anext(requests), OPEN_TIMEOUT_S), claims
             except TimeoutError:
                 # The device may have sent it, over a slow line or a broken one: it may try again.
                 raise Unavailable(f"no Open came within {OPEN_TIMEOUT_S} s of the stream's begin") from None
@@ -275,9 +266,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 raise BadRequest("the stream ended before its Open") from None
             except DecodeError:
                 raise BadRequest("the first message cannot be parsed, must be a ClientMessage") from None
-        if time.monotonic() - shown_at > AUTHORISED_S:
-            claims = await self._authorise(ticket)
-        return first, claims
 
     async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims, bool]:
         """Return the Attach, checked, what the ticket allows, and whether the session is recorded. Raises OutriderError

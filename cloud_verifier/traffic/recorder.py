@@ -199,8 +199,6 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
         raise BadRequest(
             f"traffic is {config.traffic!r}, where nothing can be written: {error}", field="traffic"
         ) from error
-    return TrafficRecorder(
-        place,
-        redact=redact,
-        flush_s=config.traffic_flush_s,
-    )
+    if not config.coordinator:
+        log.warning("nothing will be recorded: only tickets of a coordinator permit it")
+    return TrafficRecorder(place, redact=redact, flush_s=config.traffic_flush_s)
