@@ -26,8 +26,8 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "chat_template", "prediction", "truncate_prompt_tokens", "web_search_options"), ()),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag"), ()),
     **dict.fromkeys(("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "tools"), ([],)),
-    **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "use_beam_search"), (False,)),
-    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
+    **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("skip_special_tokens",), (True,)),
     **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
     **dict.fromkeys(("grammar", "suffix"), ("",)),
     **dict.fromkeys(("chat_template_kwargs", "json_schema"), ({},)),
@@ -36,6 +36,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
 }
 """Fields that would change the answer, with the values, besides null, that change nothing."""
+_OF_THE_PROMPTS_END = ("add_generation_prompt", "continue_final_message")
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop_token_ids", "ignore_eos", "min_tokens", "speculation", "traffic_class"),
@@ -74,13 +75,13 @@ def _refused(problem: str) -> None:
 
 def _checked_variables(variables: dict[str, Any]) -> dict[str, Any]:
     _refused(json_problem(variables, _MAX_VARIABLES_BYTES))
-    if clashing := {"messages", "tools", "add_generation_prompt"} & variables.keys():
+    if clashing := {"messages", "tools", *_OF_THE_PROMPTS_END} & variables.keys():
         _refused(f"has {min(clashing)!r}, which the request's own fields set")
     return variables
 
 
 def _checked_arguments(text: str) -> str:
-    """Refuse arguments that are nested too deeply. What is no JSON is of a call that broke off."""
+    """Refuse arguments that are nested too deeply. What is no JSON is refused with the message's place later."""
     try:
         arguments = json.loads(text)
     except ValueError:
@@ -291,6 +292,12 @@ class ChatCompletionRequest(RequestBody):
     """Whether an answer may have several calls; where not, only the first is told."""
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_checked_variables)] | None = None
+    enable_thinking: bool | None = None
+    thinking: dict[str, Any] | None = None
+    """As Anthropic and DeepSeek have it: its `type` is "disabled" or "enabled"."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Whether the answer goes on with the last message, an assistant's."""
 
     @property
     def usable_tools(self) -> list[ToolDefinition]:
@@ -325,6 +332,15 @@ class ChatCompletionRequest(RequestBody):
         super().refuse_unsupported()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid_value("top_logprobs", "top_logprobs needs logprobs=true")
+        if self.continue_final_message:
+            if not self.messages or self.messages[-1].role != "assistant" or not self.messages[-1].content:
+                wrong = "continue_final_message needs a last message of the assistant with a text to continue"
+                raise invalid_value("continue_final_message", wrong)
+            if self.add_generation_prompt:
+                wrong = "add_generation_prompt is true, must be false with continue_final_message=true"
+                raise invalid_value("add_generation_prompt", wrong)
+        elif self.add_generation_prompt is False:
+            raise unsupported("add_generation_prompt", " as false without continue_final_message=true")
         self._check_tools()
 
     def _check_tools(self) -> None:
@@ -366,18 +382,26 @@ class ChatCompletionRequest(RequestBody):
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
+        if (thinks := self._thinks()) is not None:
+            variables.setdefault("enable_thinking", thinks)  # Qwen's and GLM's name for it
+            variables.setdefault("thinking", thinks)  # DeepSeek's
+        if self.continue_final_message:
+            variables["continue_final_message"] = True
         if self.usable_tools:
             variables["tools"] = [tool.for_template() for tool in self.usable_tools]
         return variables
 
+    def _thinks(self) -> bool | None:
+        """Return whether the target should reason first; None to leave it to the template."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if self.thinking is not None and self.thinking.get("type") in ("enabled", "disabled"):
+            return bool(self.thinking["type"] == "enabled")
+        return False if self.reasoning_effort == "none" else None
+
 
 def _message(field: str, message: ChatMessage) -> Message:
-    if message.role == "function":
-        raise unsupported(f"{field}.role", " as 'function'; a tool's result has the role 'tool'")
-    told: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _content(field, message.content),
-    }
+    told: dict[str, Any] = {"role": message.role, "content": _content(field, message.content)}
     if message.role == "assistant":
         if message.tool_calls:
             told["tool_calls"] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -10,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge_agent.target.conversation import Tools, Turn, fitting, turns_of
 from outrider.core.errors import BadRequest, ModelRefused
 
 if TYPE_CHECKING:
@@ -20,19 +20,14 @@ Message = Mapping[str, Any]
 
 MAX_SPELT_OUT = 4096
 """Most control tokens that a caller's texts may spell out: each is encoded apart."""
-_TOOLS_TEXT = (
-    "You can call functions. To call some, answer with nothing but a JSON list of calls, such as "
-    '[{"name": "function", "arguments": {"argument": "value"}}]. The functions are:'
-)
 
 
 class ChatTemplate:
     """Renders messages by a template in the dialect of Hugging Face's tokenizers, and tokenises them.
 
-    variables: bos_token and the like. A template that knows nothing of tools gets tools, calls and results as text.
-    One that refuses messages in which users, or systems, speak twice in a row gets these joined. A broken one disables
-    chat alone; `check` tells of it before the first chat. Sandbox and bounds keep a template from the system and from
-    output without end; as in transformers, nothing else bounds its time, so call it on a thread.
+    variables: bos_token and the like. Messages are fitted to what the template takes (`conversation`). A broken one
+    disables chat alone; `check` tells of it before the first chat. Sandbox and bounds keep a template from the system
+    and from output without end; as in transformers, nothing else bounds its time, so call it on a thread.
     """
 
     def __init__(self, source: str | bytes, *, variables: Mapping[str, str] | None = None) -> None:
@@ -62,28 +57,33 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
         """Return the prompt's text, up to where the assistant begins.
 
-        variables: further ones of the template, such as `tools`, a list of JSON schemas.
+        variables: further ones of the template, such as `tools`, a list of JSON schemas. With a true
+        `continue_final_message` the text ends in the last message, an assistant's, as in transformers.
         Raises BadRequest for messages that the template refuses, ModelRefused for a template that cannot be used.
         """
         template = self._template
         from edge_agent.target.jinja import rendered
 
-        given = {"tools": None, "documents": None, **self.special_tokens, **(variables or {})}
-        if "tools" not in self.source:
-            messages, given["tools"] = _told(messages, given["tools"] or ()), None
-        turns = [_turn(message, self.source) for message in messages]
+        given = {"documents": None, "add_generation_prompt": True, **self.special_tokens, **(variables or {})}
+        tools, turns = given.pop("tools", None) or (), turns_of(messages)
+        continued = str(turns[-1]["content"]) if turns and given.pop("continue_final_message", False) else ""
+        if continued:
+            given["add_generation_prompt"] = False
+        thinks = ".thinking" in self.source  # gpt-oss's name for what the assistant thought before a call
 
-        def text_of(turns: Sequence[Message]) -> str:
-            return rendered(template, {**given, "messages": turns, "add_generation_prompt": True})
+        def text_of(turns: Sequence[Turn], tools: Tools) -> str:
+            if thinks:
+                turns = [one if one["content"] else {**one, "thinking": one.get("reasoning_content")} for one in turns]
+            return rendered(template, {**given, "messages": turns, "tools": list(tools) or None})
 
-        try:
-            return text_of(turns)
-        except BadRequest:
-            if len(joined := _joined(turns)) == len(turns):
-                raise
-            with contextlib.suppress(BadRequest):
-                return text_of(joined)
-            raise
+        text = text_of(*fitting(text_of, turns, tools)(turns, tools))
+        if not continued:
+            return text
+        before, found, rest = text.rpartition(continued.strip())
+        if not found:
+            raise BadRequest("the target's chat template leaves out the last message", field="continue_final_message")
+        ending = continued[len(continued.rstrip()) :]
+        return before + found + (ending if rest.startswith(ending) else "")
 
     def tokenise(
         self,
@@ -118,88 +118,6 @@ class ChatTemplate:
             elif piece:
                 ids += encode(piece)
         return ids
-
-
-class _Arguments(dict[str, Any]):
-    """A call's arguments, for templates that take them as a mapping, and for those that take them as JSON text."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, text: str) -> str:
-        return f"{self}{text}"
-
-    def __radd__(self, text: str) -> str:
-        return f"{text}{self}"
-
-
-def _turn(message: Message, source: str) -> dict[str, Any]:
-    """Return a message as a template expects it: the arguments of its calls are objects where they can be."""
-    turn = dict(message)
-    if calls := turn.get("tool_calls"):
-        functions = [dict(call["function"]) for call in calls]
-        for function in functions:
-            function["arguments"] = _arguments(function.get("arguments"))
-        turn["tool_calls"] = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
-        turn["content"] = turn.get("content") or None  # DeepSeek's tells by it whether there are calls
-    if turn.get("reasoning_content") and not turn.get("content") and ".thinking" in source:
-        turn["thinking"] = turn["reasoning_content"]  # gpt-oss's name for it
-    return turn
-
-
-def _joined(turns: Sequence[Message]) -> list[Message]:
-    """Return the messages with those joined that users, or systems, write one after another."""
-    joined: list[Message] = []
-    for turn in turns:
-        last = joined[-1] if joined else {}
-        texts = [last.get("content"), turn.get("content")]
-        if turn["role"] in ("user", "system") and turn["role"] == last.get("role") and all(map(_is_text, texts)):
-            joined[-1] = {**last, "content": "\n\n".join(map(str, texts))}
-        else:
-            joined.append(turn)
-    return joined
-
-
-def _is_text(content: object) -> bool:
-    return isinstance(content, str)
-
-
-def _arguments(given: Any) -> Any:
-    """Return a call's arguments as an object; unchanged where they are no JSON object, as after a break."""
-    try:
-        value = json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        return given
-    return _Arguments(value) if isinstance(value, Mapping) else given
-
-
-def _told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages with tools, calls and results as text, for a template that knows none of them."""
-    told: list[Message] = []
-    results_follow = False
-    for message in messages:
-        role, content = message["role"], message.get("content") or ""
-        if calls := message.get("tool_calls"):
-            parts = [{"name": f["name"], "arguments": _arguments(f.get("arguments"))} for f in map(_function, calls)]
-            content = "\n".join(filter(None, (content, json.dumps(parts, ensure_ascii=False))))
-        if role == "tool":
-            if results_follow:
-                content = f"{told.pop()['content']}\n{content}"
-            role = "user"
-        results_follow = message["role"] == "tool"
-        kept = {name: value for name, value in message.items() if name != "tool_calls"}
-        told.append({**kept, "role": role, "content": content})
-    if tools:
-        text = "\n".join((_TOOLS_TEXT, *(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)))
-        if told and told[0]["role"] == "system":
-            text = f"{told.pop(0)['content']}\n\n{text}"
-        told.insert(0, {"role": "system", "content": text})
-    return told
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = tool["function"]
-    return found
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -68,7 +68,7 @@ async def test_items_become_the_messages_of_the_template(says: Says) -> None:
         begin, rest = told[told.index("<system>") :].split("<assistant>", 1)
         assert begin == "<system>|Be brief.\n\nUse tools.<|end|><user>|How is the <|end|><user>|weather?<|end|>"
         assert rest.startswith("hm|See:<tool_call>") and "Köln" in rest
-        assert "<tool>|sunny <|end|>call_1<|end|><assistant>|None<tool_call>" in rest
+        assert "<tool>|sunny <|end|>call_1<|end|><assistant>|<tool_call>" in rest
         assert rest.endswith("<tool>|warmcall_2<|end|>lowFalse")
         end = verifier.script.eos_token_ids[0]
         assert (

@@ -99,7 +99,7 @@ async def test_what_it_does_not_heed_is_refused_by_name_and_what_changes_nothing
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
-        ({"messages": [{"role": "function", "content": "1"}]}, "messages[0].role"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ):
         answer = await web.post("v1/chat/completions", json={**chat, **more})

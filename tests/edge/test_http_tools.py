@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, omit
+from openai import AsyncOpenAI, BadRequestError, omit
 from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
@@ -127,12 +127,35 @@ async def test_tools_calls_results_and_variables_reach_the_template(says: Says) 
         told = prompt_of(verifier)
         assert told.startswith(f"<tools>{json.dumps(WEATHER, ensure_ascii=False)}</tools>")
         function = json.dumps({"name": "weather", "arguments": json.loads(ARGUMENTS)}, ensure_ascii=False)
-        assert f"<assistant>hm|None<tool_call>{function}Kölnas text {ARGUMENTS}<|end|>" in told
+        assert f"<assistant>hm|<tool_call>{function}Kölnas text {ARGUMENTS}<|end|>" in told
         assert "<tool>|sunny <|end|>call_1<|end|>lowFalse" in told
         end = verifier.script.eos_token_ids[0]
         # The template's own control tokens are three; those of the tool's text and of its result are spelt out.
         assert list(verifier.opens[-1].attach.prompt).count(end) == len(messages)
         assert told.count("<|end|>") == len(messages) + 2
+
+
+@pytest.mark.parametrize(
+    "off", [{"reasoning_effort": "none"}, {"enable_thinking": False}, {"thinking": {"type": "disabled"}}]
+)
+async def test_thinking_is_switched_off_by_any_of_its_names(says: Says, off: dict[str, Any]) -> None:
+    async with says(TEXT) as (openai, verifier):
+        await whole(openai, messages=ASKED, extra_body=off, max_tokens=1)
+        assert prompt_of(verifier).endswith("False")
+
+
+async def test_the_last_message_is_continued(says: Says) -> None:
+    messages = [*ASKED, {"role": "assistant", "content": "It is"}]
+    async with says(TEXT) as (openai, verifier):
+        await whole(openai, messages=messages, extra_body={"continue_final_message": True}, max_tokens=1)
+        assert prompt_of(verifier).endswith("|It is")
+        for wrong in (
+            {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
+            {"messages": ASKED},
+        ):
+            with pytest.raises(BadRequestError, match="continue_final_message"):
+                asked = {"messages": messages, "extra_body": {"continue_final_message": True}, **wrong}
+                await whole(openai, **asked)
 
 
 async def test_a_template_that_knows_no_tools_is_told_in_words(says: Says) -> None:

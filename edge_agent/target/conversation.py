@@ -1,0 +1,273 @@
+"""Fit any list of chat messages to any chat template, by trying.
+
+Templates differ in what they take: no system role, one system message at the beginning, strict turns of user and
+assistant, no tools, call ids of nine letters. Some refuse what they do not take, and others leave it out of the prompt
+without a word. So the messages are rendered with marks in the place of their texts first, in one form after another,
+each further from what was given, until every mark is in the prompt once and in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from outrider.core.errors import BadRequest
+
+Turn = dict[str, Any]
+"""A message as templates expect it: `role`, `content` as text, and for tools `tool_calls` and `tool_call_id`."""
+Tools = Sequence[Mapping[str, Any]]
+Form = Callable[[list[Turn], Tools], tuple[list[Turn], Tools]]
+"""Returns messages and tools in the form that a template may take."""
+
+_ROLES = ("system", "user", "assistant", "tool")
+_TOOLS_TEXT = (
+    "You can call functions. To call some, answer with nothing but a JSON list of calls, such as "
+    '[{"name": "function", "arguments": {"argument": "value"}}]. The functions are:'
+)
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments, for templates that take them as a mapping, and for those that take them as JSON text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, text: str) -> str:
+        return f"{self}{text}"
+
+    def __radd__(self, text: str) -> str:
+        return f"{text}{self}"
+
+
+def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """Return the messages with contents as text, arguments of calls as objects, and `function` and `developer` by their
+    present names. Raises BadRequest for a call whose arguments are no JSON object."""
+    turns: list[Turn] = []
+    for number, message in enumerate(messages):
+        turn = dict(message)
+        turn["role"] = {"function": "tool", "developer": "system"}.get(turn["role"], turn["role"])
+        content = turn.get("content")
+        if isinstance(content, list | tuple):
+            content = "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+        turn["content"] = content or ""
+        if calls := turn.get("tool_calls"):
+            turn["tool_calls"] = [_call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(calls)]
+        turns.append(turn)
+    return turns
+
+
+def _call(call: Mapping[str, Any], field: str) -> Turn:
+    given = call["function"].get("arguments")
+    try:
+        value = (json.loads(given) if given.strip() else {}) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        value = given
+    if not isinstance(value, Mapping | None):
+        raise BadRequest(f"{field}.function.arguments is {given!r:.80}, must be a JSON object", field=field)
+    return {**call, "function": {**call["function"], "arguments": Arguments(value or {})}}
+
+
+def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools: Tools) -> Form:
+    """Return the first form in which the template renders every text once and in order, else the first that it renders.
+
+    Raises BadRequest, with the template's words about the messages as they are, if it refuses every form.
+    """
+    marked, said, hoisted, called = _marked(turns)
+    described = [{**tool, "function": {**tool["function"], "description": _mark()}} for tool in tools]
+    called += [tool["function"]["description"] for tool in described]
+    renders: Form | None = None
+    refusal: BadRequest | None = None
+    for form in _forms(turns, tools):
+        try:
+            given, defined = form(marked, described)
+            text = render(given, defined)
+        except BadRequest as error:
+            refusal = refusal or error
+            continue
+        renders = renders or form
+        places = [text.find(mark) for mark in said]
+        whole = all(text.count(mark) == 1 for mark in (*said, *hoisted)) and all(mark in text for mark in called)
+        word = "None" in text and any(turn["content"] is None for turn in given)
+        if whole and places == sorted(places) and not word:
+            return form
+    if renders is None:
+        assert refusal is not None
+        raise refusal
+    return renders
+
+
+def _mark() -> str:
+    return f"mark{next(_numbers):016x}"
+
+
+_numbers = itertools.count(1)
+
+
+def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], list[str]]:
+    """Return the messages with marks for texts, and the marks: those that must keep their order, those of system
+    messages, which a template may put elsewhere, and those of calls, which it may write more than once.
+
+    What the assistant thought is not marked: templates may leave it out.
+    """
+    marked: list[Turn] = []
+    said: list[str] = []
+    hoisted: list[str] = []
+    called: list[str] = []
+    for turn in turns:
+        turn = dict(turn)
+        if turn["content"].strip():
+            turn["content"] = _mark()
+            (hoisted if turn["role"] == "system" else said).append(turn["content"])
+        if calls := turn.get("tool_calls"):
+            turn["tool_calls"] = []
+            for call in calls:
+                arguments = Arguments(call["function"]["arguments"])
+                if arguments:
+                    called.append(_mark())
+                    arguments[next(iter(arguments))] = called[-1]
+                turn["tool_calls"].append({**call, "function": {**call["function"], "arguments": arguments}})
+        marked.append(turn)
+    return marked, said, hoisted, called
+
+
+def _forms(turns: Sequence[Turn], tools: Tools) -> Iterator[Form]:
+    """Yield the forms to try, those that change least first."""
+    calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns)
+
+    def form(arranged: Callable[[list[Turn]], list[Turn]], *before: Callable[[list[Turn]], list[Turn]]) -> Form:
+        def given(turns: list[Turn], tools: Tools) -> tuple[list[Turn], Tools]:
+            for change in before:
+                turns = change(turns)
+            return arranged(turns), tools
+
+        return given
+
+    def told(arranged: Callable[[list[Turn]], list[Turn]]) -> Form:
+        return lambda turns, tools: (arranged(_told(turns, tools)), ())
+
+    for arranged in _ARRANGEMENTS:
+        yield form(arranged)
+        if calls:
+            yield form(arranged, _without_empty_texts)
+            yield form(arranged, _short_ids)
+            yield form(arranged, _without_empty_texts, _short_ids)
+    if calls or tools:
+        yield from map(told, _ARRANGEMENTS)
+
+
+# --- arrangements of the turns, each further from what was given
+
+
+def _as_given(turns: list[Turn]) -> list[Turn]:
+    return turns
+
+
+def _joined(turns: list[Turn]) -> list[Turn]:
+    """Join what users, or systems, say one after another."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and turn["role"] in ("user", "system") and turn["role"] == joined[-1]["role"]:
+            joined[-1] = _merged(joined[-1], turn)
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _system_first(turns: list[Turn]) -> list[Turn]:
+    """Have later system messages begin the next user's, or end the last one's, and other roles speak as the user."""
+    known = [turn if turn["role"] in _ROLES else {**turn, "role": "user"} for turn in turns]
+    first = next((i for i, turn in enumerate(known) if turn["role"] != "system"), len(known))
+    late = [{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in known[first:]]
+    return _joined([*known[:first], *late])
+
+
+def _alternating(turns: list[Turn]) -> list[Turn]:
+    """Have users and assistants take turns: empty answers go, neighbours are joined, and the user begins."""
+    arranged: list[Turn] = []
+    for turn in _system_first([turn for turn in turns if not _says_nothing(turn)]):
+        last = arranged[-1] if arranged else {"role": "system"}
+        if turn["role"] == "assistant" and last["role"] == "system":
+            arranged.append({"role": "user", "content": ""})
+        elif turn["role"] == "assistant" == last["role"]:
+            if not last.get("tool_calls"):
+                arranged[-1] = {**_merged(last, turn), "tool_calls": turn.get("tool_calls")}
+                continue
+            arranged.append({"role": "user", "content": ""})
+        elif turn["role"] == "user" and last["role"] == "tool":
+            arranged.append({"role": "assistant", "content": ""})
+        arranged.append(turn)
+    return _joined(arranged) or [{"role": "user", "content": ""}]
+
+
+def _without_system(turns: list[Turn]) -> list[Turn]:
+    """Have the system's text begin the first user's, and turns alternate."""
+    return _alternating([{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns])
+
+
+_ARRANGEMENTS = (_as_given, _joined, _system_first, _alternating, _without_system)
+
+
+def _says_nothing(turn: Turn) -> bool:
+    return turn["role"] == "assistant" and not (turn["content"] or turn.get("tool_calls"))
+
+
+def _merged(first: Turn, second: Turn) -> Turn:
+    """Return a turn that says what both say."""
+    return {**first, "content": "\n\n".join(filter(None, (first["content"], second["content"])))}
+
+
+# --- calls
+
+
+def _without_empty_texts(turns: list[Turn]) -> list[Turn]:
+    """Have turns with calls alone no content, by which DeepSeek's template tells that there are calls."""
+    return [{**turn, "content": turn["content"] or None} if turn.get("tool_calls") else turn for turn in turns]
+
+
+def _short_ids(turns: list[Turn]) -> list[Turn]:
+    """Give calls and results ids of nine letters and digits, as Mistral's templates demand."""
+    changed: list[Turn] = []
+    asked: list[str] = []
+    """Ids of the calls whose results are still to come, for results that name none."""
+    for number, turn in enumerate(turns):
+        if calls := turn.get("tool_calls"):
+            ids = [_short(call.get("id") or f"{number}.{i}") for i, call in enumerate(calls)]
+            asked = list(ids)
+            turn = {**turn, "tool_calls": [{**call, "id": id_} for call, id_ in zip(calls, ids, strict=True)]}
+        elif turn["role"] == "tool":
+            id_ = _short(turn["tool_call_id"]) if turn.get("tool_call_id") else next(iter(asked), _short(str(number)))
+            asked = [one for one in asked if one != id_]
+            turn = {**turn, "tool_call_id": id_}
+        changed.append(turn)
+    return changed
+
+
+def _short(id_: str) -> str:
+    return hashlib.sha256(id_.encode()).hexdigest()[:9]
+
+
+def _told(turns: list[Turn], tools: Tools) -> list[Turn]:
+    """Return the messages with tools, calls and results as text, for a template that knows none of them."""
+    told: list[Turn] = []
+    results_follow = False
+    for turn in turns:
+        role, content = turn["role"], turn["content"]
+        if calls := turn.get("tool_calls"):
+            parts = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls]
+            content = "\n".join(filter(None, (content, json.dumps(parts, ensure_ascii=False))))
+        if role == "tool":
+            if results_follow:
+                content = f"{told.pop()['content']}\n{content}"
+            role = "user"
+        results_follow = turn["role"] == "tool"
+        kept = {name: value for name, value in turn.items() if name not in ("tool_calls", "tool_call_id", "name")}
+        told.append({**kept, "role": role, "content": content})
+    if tools:
+        text = "\n".join((_TOOLS_TEXT, *(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)))
+        if told and told[0]["role"] == "system":
+            text = f"{told.pop(0)['content']}\n\n{text}"
+        told.insert(0, {"role": "system", "content": text})
+    return told

@@ -1,0 +1,226 @@
+"""Test that every conversation is rendered by templates in the manner of those that people run, with each text once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_agent.target.chat_template import ChatTemplate
+from outrider.core.errors import BadRequest
+
+_ALTERNATES = (
+    "{%- set ns = namespace(n=0) %}{%- for m in messages if m.role in ['user', 'assistant'] and not m.tool_calls %}"
+    "{%- if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{%- endif %}"
+    "{%- set ns.n = ns.n + 1 %}{%- endfor %}"
+)
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+    "smollm2": (
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    ),
+    "mistral, old": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('only user and assistant roles') }}{% endif %}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate user/assistant/...') }}{% endif %}"
+        "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif m.role == 'assistant' %}{{ m.content }}</s>"
+        "{% else %}{{ raise_exception('only user and assistant roles') }}{% endif %}{% endfor %}"
+    ),
+    "mistral, new": _ALTERNATES
+    + (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        "{% if loop.last and tools %}[TOOLS]{{ tools | tojson }}{% endif %}"
+        "[INST]{{ m.content }}[/INST]{% elif m.role == 'system' %}{% if not loop.first %}"
+        "{{ raise_exception('system first') }}{% endif %}[SYS]{{ m.content }}[/SYS]"
+        "{% elif m.tool_calls %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('call ids should have 9 letters') }}{% endif %}[CALL]{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{{ c.id }}{% endfor %}</s>"
+        "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% elif m.role == 'tool' %}"
+        "{% if m.tool_call_id | length != 9 %}{{ raise_exception('call ids should have 9 letters') }}{% endif %}"
+        "[RESULT]{{ m.content }}[/RESULT]{% else %}{{ raise_exception('which role?') }}{% endif %}{% endfor %}"
+    ),
+    "llama 3": (
+        "{% if messages[0].role == 'system' %}{% set said = messages[0].content | trim %}"
+        "{% set messages = messages[1:] %}{% else %}{% set said = '' %}{% endif %}<|system|>{{ said }}<|eot|>"
+        "{% if tools %}{% if not messages %}{{ raise_exception('no first user message') }}{% endif %}"
+        "<|user|>{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{{ messages[0].content | trim }}<|eot|>"
+        "{% set messages = messages[1:] %}{% endif %}"
+        "{% for m in messages %}{% if not (m.role == 'tool' or 'tool_calls' in m and m.tool_calls) %}"
+        "<|{{ m.role }}|>{{ m.content | trim }}<|eot|>{% elif m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('only single calls') }}{% endif %}<|assistant|>{{ m.tool_calls[0].function.name }}"
+        "{% for name, value in m.tool_calls[0].function.arguments | items %}{{ name }}={{ value }}{% endfor %}<|eot|>"
+        "{% else %}<|ipython|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+    ),
+    "qwen": (
+        "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+        "{% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>\n{% elif messages[0].role == 'system' %}"
+        "<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' or m.role == 'system' and not loop.first %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% elif m.role == 'assistant' %}<|im_start|>assistant\n"
+        "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% for c in m.tool_calls or [] %}\n<tool_call>\n"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+        "<|im_end|>\n{% elif m.role == 'tool' %}<|im_start|>user\n<tool_response>{{ m.content }}</tool_response>"
+        "<|im_end|>\n{% endif %}{% endfor %}"
+    ),
+    "gemma 2": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "<start>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end>\n{% endfor %}"
+    ),
+    "gemma 3": (
+        "{% if messages[0].role == 'system' %}{% set prefix = messages[0].content + '\n\n' %}"
+        "{% set rest = messages[1:] %}{% else %}{% set prefix = '' %}{% set rest = messages %}{% endif %}"
+        "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}<start>{{ m.role }}\n{{ prefix if loop.first }}"
+        "{{ m.content | trim }}<end>\n{% endfor %}"
+    ),
+    "deepseek": (
+        "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}"
+        "{% set ns.system = ns.system + m.content %}{% endfor %}{{ ns.system }}"
+        "{% for m in messages %}{% if m.role == 'user' %}<User>{{ m.content }}{% endif %}"
+        "{% if m.role == 'assistant' and m.content is none %}<Assistant>{% for c in m.tool_calls %}"
+        "<call>{{ c.function.name }}\n{{ c.function.arguments + '' }}{% endfor %}{% endif %}"
+        "{% if m.role == 'assistant' and m.content is not none %}<Assistant>{{ m.content }}<eos>{% endif %}"
+        "{% if m.role == 'tool' %}<output>{{ m.content }}</output>{% endif %}{% endfor %}"
+    ),
+    "glm": (
+        "[gMASK]{% if tools %}<|system|>{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}<|observation|>{{ m.content }}"
+        "{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
+        "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>"
+        "{% endfor %}</tool_call>{% endfor %}{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+    ),
+    "phi": (
+        "{% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}<|end|>{% elif m.role == 'user' %}"
+        "<|user|>{{ m.content }}<|end|>{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}<|end|>{% endif %}"
+        "{% endfor %}"
+    ),
+    "gpt-oss": (
+        "{% if messages[0].role in ['system', 'developer'] %}{% set told = messages[0].content %}"
+        "{% set messages = messages[1:] %}{% else %}{% set told = '' %}{% endif %}"
+        "<|start|>developer<|message|>{{ told }}"
+        "{% for t in tools or [] %}// {{ t.function.description }}\ntype {{ t.function.name }}{% endfor %}<|end|>"
+        "{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}{% if m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one call at a time') }}{% endif %}{{ m.content or m.thinking or '' }}"
+        "<|start|>to={{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+        "{% elif m.role == 'assistant' %}<|start|>assistant{{ m.content }}<|end|>{% elif m.role == 'tool' %}"
+        "<|start|>functions{{ m.content | tojson }}<|end|>"
+        "{% elif m.role == 'user' %}<|start|>user{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    ),
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Tells the weather.", "parameters": {"type": "object"}},
+    }
+]
+
+
+def call(number: int, arguments: Any) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draw messages of all roles in any order, with results for their calls; every text is another word, or empty."""
+    messages: list[dict[str, Any]] = []
+    for number in range(draw(st.integers(1, 7))):
+        role = draw(st.sampled_from(["system", "developer", "user", "user", "assistant", "assistant", "calls"]))
+        text = draw(st.sampled_from([f"word{number}x", f"word{number}x", "", None]))
+        if role != "calls":
+            messages.append({"role": role, "content": text or ""})
+            continue
+        calls = [
+            call(10 * number + i, json.dumps({"city": f"city{number}x{i}x"})) for i in range(draw(st.integers(1, 2)))
+        ]
+        messages.append({"role": "assistant", "content": text, "tool_calls": calls})
+        results = [
+            {"role": "tool", "tool_call_id": one["id"], "content": f"result{number}x{i}x"}
+            for i, one in enumerate(calls)
+        ]
+        messages += results
+    return messages
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=60, deadline=None)
+@given(messages=conversations(), tools=st.booleans())
+def test_every_text_of_any_conversation_is_in_the_prompt_once_and_in_order(
+    name: str, messages: list[dict[str, Any]], tools: bool
+) -> None:
+    text = ChatTemplate(TEMPLATES[name]).render(messages, {"tools": TOOLS} if tools else None)
+    said = [word for message in messages for word in words(message) if message["role"] not in ("system", "developer")]
+    told = [word for message in messages for word in words(message) if message["role"] in ("system", "developer")]
+    assert [text.count(word) for word in (*said, *told)] == [1] * len((*said, *told)), text
+    assert said == sorted(said, key=text.index), text
+    assert "None" not in text
+    assert not tools or "weather" in text
+
+
+def words(message: dict[str, Any]) -> list[str]:
+    """Return the words of a message's text and of its calls' arguments."""
+    calls = (json.loads(one["function"]["arguments"])["city"] for one in message.get("tool_calls", ()))
+    return [word for word in (message["content"], *calls) if word]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_a_system_message_and_tools_begin_the_first_users_where_there_is_no_such_role() -> None:
+    template = ChatTemplate(TEMPLATES["gemma 2"])
+    assert (
+        template.render([{"role": "system", "content": "Be short."}, user("Hi")])
+        == "<start>user\nBe short.\n\nHi<end>\n"
+    )
+    assert "weather" in template.render([user("Hi")], {"tools": TOOLS}).split("Hi")[0]
+
+
+def test_a_late_instruction_joins_its_neighbour() -> None:
+    messages = [
+        user("a"),
+        {"role": "assistant", "content": "b"},
+        {"role": "developer", "content": "be brief"},
+        user("c"),
+    ]
+    text = ChatTemplate(TEMPLATES["mistral, new"]).render(messages)
+    assert text == "[INST]a[/INST]b</s>[INST]be brief\n\nc[/INST]"
+
+
+@pytest.mark.parametrize("given", ["", " ", "null", None, "{}"])
+@pytest.mark.parametrize("written", ["{{ c | items | list }}", "{{ c | tojson }}"])
+def test_no_arguments_of_a_call_are_an_empty_object(given: str | None, written: str) -> None:
+    source = "{% for c in messages[1].tool_calls | map(attribute='function.arguments') %}" + written + "{% endfor %}"
+    text = ChatTemplate(source).render(
+        [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, given)]}]
+    )
+    assert text in ("[]", "{}")
+
+
+@pytest.mark.parametrize("given", ["[]", "{", "3", '"x"', [1]])
+def test_arguments_that_are_no_object_are_refused_by_the_calls_place(given: Any) -> None:
+    messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, "{}"), call(2, given)]}]
+    with pytest.raises(BadRequest, match=r"messages\[1\]\.tool_calls\[1\]"):
+        ChatTemplate(TEMPLATES["qwen"]).render(messages)
+
+
+def test_the_last_turn_is_continued() -> None:
+    messages = [user("Count."), {"role": "assistant", "content": "One, two, "}]
+    text = ChatTemplate(TEMPLATES["qwen"]).render(messages, {"continue_final_message": True})
+    assert text == "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\nOne, two, "
+    text = ChatTemplate(TEMPLATES["gemma 2"]).render(messages, {"continue_final_message": True})
+    assert text.endswith("One, two,")
+
+
+def test_a_role_that_is_called_function_is_a_tools() -> None:
+    messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, "{}")]}]
+    text = ChatTemplate(TEMPLATES["qwen"]).render(
+        [*messages, {"role": "function", "name": "weather", "content": "sunny"}]
+    )
+    assert "<tool_response>sunny</tool_response>" in text
