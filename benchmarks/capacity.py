@@ -7,7 +7,8 @@ with n-grams and the draft; the coordinator sets speculation lengths.
 `users_at_rate` is how many users each get `--rate` tokens per second, between the rows by linear interpolation; None
 where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
 
-`--device cuda` runs the target on a GPU. `--vllm-python PATH` adds verifiers that run vLLM in that interpreter.
+`--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds verifiers that run
+vLLM in that interpreter.
 
 Caveat: devices share the cores that the verifier leaves. Where `devices_busy` is near 1 they could not draft as fast as
 devices of their own do, so on two cores the rows with many users show less than there is.
@@ -126,7 +127,7 @@ def users_at(rate: float, row: Mapping[int, float]) -> float | None:
 async def measure(options: argparse.Namespace) -> None:
     pair = Pair.of(options)
     setting = QUICK if options.quick else Setting()
-    given = ["--device", options.device]
+    given = ["--device", options.device, "--dtype", options.dtype]
     if options.device != "cpu":
         setting = setting if options.quick else Setting(users=ON_GPU)
         given += ["--kv-slots", "262144", "--max-sessions", str(max(setting.users))]
@@ -139,7 +140,8 @@ async def measure(options: argparse.Namespace) -> None:
         rates.setdefault(one["drafts"], {})[one["users"]] = one["tokens_per_s"]
     harness.finish(
         options,
-        f"Tokens per second at temperature 0.8, at most {setting.tokens} tokens a text, target on {options.device}.",
+        f"Tokens per second at temperature 0.8, at most {setting.tokens} tokens a text, target on {options.device}"
+        f" (dtype {options.dtype}).",
         table,
         rate=options.rate,
         users_at_rate={who: rounded(users_at(options.rate, by_users), 1) for who, by_users in rates.items()},
@@ -148,7 +150,7 @@ async def measure(options: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("capacity", __doc__)
-    parser.add_argument("--device", default="cpu", help="device of the target: cpu, cuda or cuda:N")
+    harness.add_target_options(parser)
     harness.add_vllm_option(parser)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second that each user shall get")
     options = parser.parse_args(argv)

@@ -8,7 +8,7 @@ commits. `outside_ms` is the part of a step that is not the model's forward pass
 
 `beside` compares tokens per second without drafts, prompts included, by wall time: Outrider's engine, Hugging Face's
 `generate`, and with `--vllm-python PATH` vLLM in that interpreter, each with one and with 16 requests that arrive at
-once. All compute in the same dtype, on a CPU with one thread. `--device cuda` runs all of them on a GPU.
+once. All compute in the same `--dtype`, on a CPU with one thread. `--device cuda` runs all of them on a GPU.
 
 Caveat: sampling, grammars and penalties cost more than the greedy half of these sessions.
 """
@@ -171,7 +171,7 @@ def measure(options: argparse.Namespace) -> None:
     most = max(s.sessions)
     text = harness.running_text(options, pair, most * PROMPT)
     prompts = [text[i * PROMPT :][:PROMPT] for i in range(most)]
-    engine = SteppedEngine(TargetModel.load(pair.target, device=options.device, threads=1), most)
+    engine = SteppedEngine(TargetModel.load(pair.target, device=options.device, dtype=options.dtype, threads=1), most)
     gc.collect()
     gc.freeze()  # as the engine's process does when it has loaded the target
     cases = continued(engine, prompts, s)
@@ -191,7 +191,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("engine", __doc__)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    harness.add_target_options(parser)
     harness.add_vllm_option(parser)
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))

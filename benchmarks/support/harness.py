@@ -143,6 +143,15 @@ def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where and in which number format the target computes."""
+    parser.add_argument("--device", default="cpu", help="of the target: cpu, cuda or cuda:N (default: cpu)")
+    formats = ("auto", "float32", "bfloat16", "float16")
+    parser.add_argument(
+        "--dtype", choices=formats, default="auto", help="of the target (default: float32 on a CPU, else bfloat16)"
+    )
+
+
 def add_vllm_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that names an interpreter with vLLM."""
 
