@@ -176,7 +176,7 @@ def _add_estimate(commands: Any) -> None:
     rate: dict[str, Any] = {"type": _rates, "metavar": "RATE,...", "required": True}
     text = (
         "share of the positions at which the draft's first choice is the target's token, from 0 to 1; or one for each "
-        "number of accepted draft tokens before it, as a draft's card has them: 0.41,0.51,0.6; the last holds on"
+        "number of accepted draft tokens before it, as a draft's card has them: 0.57,0.61,0.67; the last holds on"
     )
     made.add_argument("--acceptance", **rate, help=text)
     made.add_argument("--draft-ms", **ms, help="the device's time for one draft token")
