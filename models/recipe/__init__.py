@@ -1,4 +1,4 @@
-"""The recipe of the draft for SmolLM2: let the target write, cut it down to a draft, and train by `outrider-distill`.
+"""The recipe of draft and heads for SmolLM2: let the target write, cut it down, and train by `outrider-distill`.
 
     outrider up --model "$(outrider models fetch smollm2)" --config models/recipe/recording.toml
     python -m models.recipe.ask --target DIR --gsm8k gsm8k_train.jsonl --minutes 60
@@ -9,6 +9,7 @@
     outrider-distill train RUN/finetuned
     outrider-distill export --model RUN/finetuned/model --tokenizer DIR --out models/smollm2-draft.gguf \
         --quantization Q4_K_M --embeddings Q4_0
+    outrider-distill train RUN/heads && cp RUN/heads/model/heads.safetensors models/smollm2-heads.safetensors
 
 Most rows do not fit the blocks of Q4_K, so that llama.cpp stores them as Q5_0, which loses nearly nothing.
 

@@ -7,8 +7,9 @@ Embeddings lose their mean: the output's softmax does not see it, and without it
     python -m models.recipe.start --target DIR --run DIR --traffic DIR
     python -m models.recipe.start --target DIR --run DIR --quantized FILE.gguf
 
-The second form plans a short training in `finetuned/` of the same run: the embeddings of the exported file stay as they
-were quantized, and the other weights learn to make up for it.
+The first form also plans the training of heads on the target, in `heads/` of the run. The second form plans a short
+training in `finetuned/`: the embeddings of the exported file stay as they were quantized, and the other weights learn
+to make up for it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,15 @@ TRAINING: dict[str, Any] = {
     "measure_tokens": 5_000,
 }
 FINE_TUNING = TRAINING | {"learning_rate": 4e-4, "token_rate_share": 0.0, "weight_decay": 0.0, "kl_share": 0.0}
+HEADS = TRAINING | {
+    "heads": {"kind": "eagle", "width": 512},
+    "minutes": 85.0,
+    "token_rate_share": 0.0,
+    "kl_share": 0.7,
+    "micro_tokens": 1_024,  # a forward pass has logits of the target and of six positions ahead: 5 GB of memory
+    "measure_steps": 100,
+    "measure_tokens": 3_000,
+}
 READ = 24
 """Texts whose hidden states give the covariance."""
 
@@ -119,6 +129,7 @@ def main() -> None:
     draft.save_pretrained(run / "start")
     AutoTokenizer.from_pretrained(options.target).save_pretrained(run / "start")
     TrainingPlan(base=run / "start", **folders, minutes=options.minutes, **TRAINING).write(run)
+    TrainingPlan(base=options.target, **folders, **HEADS).write(run / "heads")
 
 
 if __name__ == "__main__":
