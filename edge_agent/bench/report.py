@@ -201,7 +201,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     if other:
         lines.append(
             f"{other} of {counted(count, 'text')} differ with drafts. In 16 bits a near tie may fall the other way if"
-            " more tokens share a step; in float32 that is rare."
+            " more tokens share a step; in float32 it is a defect; please report it."
         )
     if loops:
         lines.append(f"{loops} of {counted(count, 'text')} end in a loop, which any draft predicts well.")
