@@ -118,12 +118,18 @@ async def _answer(client: AsyncClient, messages: list[Message], options: Options
     """Ask for the answer to the last message; drops the oldest turns where the target cannot hold them all."""
     from edge_agent.sdk.request import TOO_LONG
 
+    holds = (await client.prepare()).description.max_sequence
     while True:
         try:
-            return await client.stream_chat(messages, **options)
+            stream = await client.stream_chat(messages, **options)
         except BadRequest as error:
-            if error.field not in TOO_LONG or not _drop_a_turn(messages):
+            if error.field != TOO_LONG or not _drop_a_turn(messages):
                 raise
+            continue
+        fits = len(stream.prompt_token_ids) + (options.get("max_tokens") or 0) <= holds
+        if fits or not holds or not _drop_a_turn(messages):
+            return stream
+        await stream.aclose()
 
 
 def _drop_a_turn(messages: list[Message]) -> bool:

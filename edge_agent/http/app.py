@@ -7,6 +7,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,10 @@ from outrider import __version__
 from outrider.core.errors import OutriderError, Overloaded
 from outrider.telemetry.logs import REQUEST_HEADER
 
+log = logging.getLogger(__name__)
+
+IGNORED_HEADER = "x-outrider-ignored"
+"""Names the fields of a request that this server does not know, in its answer."""
 ANSWER_S = 2.7
 """Seconds in which a health check, which waits 3, gets an answer."""
 FRESH_S = 5.0
@@ -148,9 +153,20 @@ class Readiness:
 async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter]) -> Response:
     """Return the whole answer, or its first event with the rest to come."""
     writer = await starting
-    if not body.stream:
-        return json_response(writer.whole(await drained(writer.streams)))
-    return await streamed(_events(writer, body.stream_options or StreamOptions()))
+    if body.stream:
+        response = await streamed(_events(writer, body.stream_options or StreamOptions()))
+    else:
+        response = json_response(writer.whole(await drained(writer.streams)))
+    if body.ignored:
+        _tell_ignored(body.ignored)
+        response.headers[IGNORED_HEADER] = body.ignored
+    return response
+
+
+@functools.lru_cache(maxsize=256)
+def _tell_ignored(names: str) -> None:
+    """Log unknown fields, the first time that they come."""
+    log.warning("fields that this server does not know were ignored: %s", names)
 
 
 async def _events(writer: CompletionWriter, options: StreamOptions) -> Events:
@@ -219,7 +235,7 @@ def _middleware(client: AsyncClient, settings: EdgeSettings) -> list[Middleware]
         allow_origins=["*"],
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=[REQUEST_HEADER],
+        expose_headers=[REQUEST_HEADER, IGNORED_HEADER],
     )
     return [cors, access]
 

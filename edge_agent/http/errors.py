@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 REASON = "outrider.reason"
 """Key in a request's ASGI scope: why it was refused, without what its user has written."""
 _INVALID = "invalid_request_error"
-_PROMPT = TOO_LONG | {"prompt", "text", "content"}
+_PROMPT = {TOO_LONG, "prompt", "text", "content"}
 """Fields of the SDK's errors that mean the prompt, which is `messages` in a chat."""
 
 
@@ -107,7 +107,7 @@ def api_error(error: Exception, *, chat: bool = False) -> ApiError:
     known = errors.known(error)
     status, kind, code = errors.ANSWERS[known].http
     if known is BadRequest:
-        code = "context_length_exceeded" if error.field in TOO_LONG else code
+        code = "context_length_exceeded" if error.field == TOO_LONG else code
         return ApiError(status, str(error), kind, _param(error.field, chat), code)
     message, headers = str(error), {}
     if isinstance(error, errors.TimedOut) and error.seconds:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from edge_agent.http.errors import invalid_value, unsupported
@@ -36,7 +45,17 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
 }
 """Fields that would change the answer, with the values, besides null, that change nothing."""
+ALL_TOKENS, RANDOM_SEED = -1, -1
+"""What stands for no limit and for a random seed, as in llama.cpp and vLLM."""
+LEAST_TEMPERATURE = 1e-3
+"""Any lower temperature but 0 is greedy, too; so is a top_p of 0."""
 _OF_THE_PROMPTS_END = ("add_generation_prompt", "continue_final_message")
+_HARMLESS_ANYWAY = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "safety_identifier"}
+    | {"service_tier", "store", "user", "verbosity"}
+)
+"""Fields that change no answer here, whatever their values."""
+_FIELD = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop_token_ids", "ignore_eos", "min_tokens", "speculation", "traffic_class"),
@@ -121,7 +140,9 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     logit_bias: dict[str, float] | None = None
     top_k: JsonInteger | None = None
     min_p: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[
+        float | None, Field(validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
+    ] = None
     stop_token_ids: list[JsonInteger] | None = None
     ignore_eos: bool | None = None
     min_tokens: JsonInteger | None = None
@@ -152,22 +173,31 @@ class RequestBody(BaseModel, extra="allow", strict=True):
         for name, value in (self.model_extra or {}).items():
             if name in _HARMLESS and value is not None and value not in _HARMLESS[name]:
                 raise unsupported(name)
-        if (limit := self.token_limit()) is not None and limit < self.least_tokens:
+        if (limit := self.token_limit()) is not None and limit < self.least_tokens and limit != ALL_TOKENS:
             raise invalid_value("max_tokens", f"max_tokens is {limit}, must be at least {self.least_tokens}")
         if self.stream_options is not None and not self.stream:
             raise invalid_value("stream_options", "stream_options is only for stream=true")
 
+    @property
+    def ignored(self) -> str:
+        """Return the names of the fields that this server does not know, a list with commas; most are misspelt."""
+        unknown = (name for name in self.model_extra or {} if name not in _HARMLESS and name not in _HARMLESS_ANYWAY)
+        return ", ".join(name if _FIELD.fullmatch(name) else "..." for name in unknown)[:200]
+
     def options(self, choice: int) -> Options:
         """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""
-        options: Options = {"temperature": 1.0, "max_tokens": self.token_limit(), "stop": self.stop}
+        limit = self.token_limit()
+        options: Options = {"temperature": 1.0, "max_tokens": None if limit == ALL_TOKENS else limit, "stop": self.stop}
         options.update({name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None})  # type: ignore[typeddict-item]
         if self.top_k == -1:
             options["top_k"] = 0
+        if self.top_p == 0.0 or 0.0 < options["temperature"] < LEAST_TEMPERATURE:
+            options |= {"temperature": 0.0, "top_p": 1.0}
         if self.logit_bias:
             options["logit_bias"] = {_id(token): value for token, value in self.logit_bias.items()}
         if (alternatives := self.alternatives()) is not None:
             options["logprobs"] = alternatives
-        if self.seed is not None:
+        if self.seed is not None and self.seed != RANDOM_SEED:
             options["seed"] = (self.seed + choice) % 2**64
         return options
 

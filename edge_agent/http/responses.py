@@ -55,7 +55,8 @@ class CompletionWriter:
         self._written = [0] * len(streams)
         """Tokens of each choice that were written."""
         self._messages = [MessageWriter(body, form, prompt_end(stream, bundle)) for stream in streams]
-        table, silent = bundle.tokenizer.table, bundle.tokenizer.special
+        table = bundle.tokenizer.table
+        silent = frozenset(bundle.description.eos_token_ids) if chat else bundle.tokenizer.special
         self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -277,8 +278,8 @@ def call_id(form: AnswerFormat) -> str:
 class LogprobsWriter:
     """Writes the log-probabilities of one choice in the order of its tokens, for chat or completions.
 
-    table: the raw bytes of every token id. silent: ids that stand for no text. offset: number of characters before the
-    first token's.
+    table: the raw bytes of every token id. silent: ids that stand for no text, which a chat leaves out.
+    offset: number of characters before the first token's.
     """
 
     def __init__(self, table: Sequence[bytes], silent: Collection[int] = (), *, chat: bool, offset: int = 0) -> None:
@@ -305,7 +306,7 @@ class LogprobsWriter:
             content = [
                 {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
                 for token, one in zip(ids, known, strict=True)
-                if one is not None
+                if one is not None and token not in self._silent
             ]
             return {"content": content, "refusal": None}
         return {

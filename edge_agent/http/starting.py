@@ -17,7 +17,6 @@ from edge_agent.sdk.types import Options
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.detokenizer import Detokenizer
 from outrider.core.errors import BadRequest
-from outrider.core.protocol.messages import MAX_GENERATED_TOKENS
 
 
 async def start_texts(
@@ -33,13 +32,9 @@ async def start_texts(
 
 
 async def start_chat(
-    client: AsyncClient, body: ChatCompletionRequest, settings: EdgeSettings, open_end: int | None = None
+    client: AsyncClient, body: ChatCompletionRequest, settings: EdgeSettings
 ) -> tuple[list[CompletionStream], TargetBundle, AnswerFormat]:
-    """Return a stream for each choice, the target, and the form in which it writes calls and reasoning.
-
-    open_end: most tokens of an answer whose request sets no length, or a quarter of the target's longest sequence if
-    that is more, within what the target can hold; None: the SDK's.
-    """
+    """Return a stream for each choice, the target, and the form in which it writes calls and reasoning."""
     body.refuse_unsupported()
     _check_choices(body, 1, settings)
     stream = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
@@ -49,12 +44,7 @@ async def start_chat(
     ids, tokenizer = stream.prompt_token_ids, bundle.tokenizer
     special = {tokenizer.table[token].decode(errors="replace"): token for token in tokenizer.special}
     grammar, field = chat_grammar(body, form, source, special, prompt_end(stream, bundle))
-    length: Options = {}
-    if open_end is not None and body.token_limit() is None:
-        longest = bundle.description.max_sequence
-        most, left = min(MAX_GENERATED_TOKENS, max(open_end, longest // 4)), longest - len(ids)
-        length["max_tokens"] = min(left, most) if left > 0 else most
-    streams = await _streams(client, body, [ids], grammar, field, length)
+    streams = await _streams(client, body, [ids], grammar, field)
     for stream in streams:
         stream.show_special(form.markers(calls=bool(body.usable_tools)))
     return streams, bundle, form
@@ -66,12 +56,11 @@ async def _streams(
     prompts: Sequence[str | Sequence[int]],
     grammar: str,
     field: str,
-    length: Options | None = None,
 ) -> list[CompletionStream]:
     """Return a stream for each choice of each prompt, which is tokenised only once.
 
     A grammar says where the output ends, so `ignore_eos`, which load generators send with whatever they measure, has no
-    effect beside one. field: the one that has asked for the grammar, which an error names. length: the token limit.
+    effect beside one. field: the one that has asked for the grammar, which an error names.
     """
     streams: list[CompletionStream] = []
     ending: Options = {"grammar": grammar, "ignore_eos": False} if grammar else {}
@@ -81,7 +70,7 @@ async def _streams(
                 if choice:
                     await asyncio.sleep(0)  # many ids take a while to check, and other sessions go first
                     prompt = streams[-1].prompt_token_ids
-                asked: Options = {**body.options(len(streams)), **(length or {}), **ending}
+                asked: Options = {**body.options(len(streams)), **ending}
                 streams.append(await client.stream(prompt, **asked))
     except BadRequest as error:
         if error.field == "grammar":

@@ -32,11 +32,15 @@ from outrider.core.protocol.messages import (
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire.bounds import is_label
 
-TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
-"""Values of BadRequest.field for a prompt that the target cannot hold."""
+TOO_LONG = "length of prompt"
+"""BadRequest.field for a prompt that the target cannot hold."""
 
-OPEN_END = 1024
-"""Most tokens of a request whose max_tokens is None."""
+OPEN_END = 4096
+"""Most tokens of a request whose max_tokens is None, or a quarter of the target's longest sequence if that is more.
+
+Agents write whole files, and Codex CLI takes an incomplete response for an error. But a session holds room for as many
+tokens as it may generate.
+"""
 MAX_RETRIES = 100
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -158,11 +162,12 @@ class Request(BaseModel):
         return self._sampling
 
     def max_tokens_after(self, prompt_tokens: int, max_sequence: int) -> int:
-        """Return the most tokens to generate after the prompt, for a target that holds `max_sequence` (0: unknown)."""
-        if self.max_tokens is not None:
-            return self.max_tokens
-        left = max_sequence - prompt_tokens
-        return left if 0 < left < OPEN_END else OPEN_END
+        """Return the most tokens to generate after the prompt, as far as the target, which holds `max_sequence` (0:
+        unknown), has room."""
+        most = self.max_tokens
+        if most is None:
+            most = min(MAX_GENERATED_TOKENS, max(OPEN_END, max_sequence // 4))
+        return min(most, max(1, max_sequence - prompt_tokens)) if max_sequence else most
 
 
 # --- prompts and messages
@@ -226,12 +231,9 @@ def check_fits(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_se
     """Raise BadRequest for a prompt that the target cannot hold together with `max_tokens`, or has no ids for."""
     _check_length(len(ids))
     check_ids("prompt", ids, vocabulary_size)
-    if max_sequence and len(ids) + max_tokens > max_sequence:
-        raise BadRequest.bound(
-            "prompt plus max_tokens",
-            f"{len(ids)} + {max_tokens}",
-            f"at most {max_sequence}, which is all that the target can hold",
-        )
+    if max_sequence and len(ids) + max_tokens > max_sequence:  # there is no room for one token
+        bound = f"at most {max_sequence - max_tokens}, since the target holds {max_sequence}"
+        raise BadRequest.bound(TOO_LONG, len(ids), bound)
 
 
 def check_scores(prompt_tokens: int, top: int | None) -> None:

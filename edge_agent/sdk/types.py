@@ -45,7 +45,8 @@ DEFAULT_RETRIES = 2
 class Options(TypedDict, total=False):
     """Keyword arguments that the client's methods take; SamplingParams explains those of sampling.
 
-    max_tokens: most tokens to generate, 256 by default; None: 1,024, or what the target can still hold.
+    max_tokens: most tokens to generate, 256 by default, as far as the target has room for them; None: 4,096, or
+        a quarter of what the target can hold if that is more.
     seed: 64 bits, random by default.
     stop: texts that end the output and are not part of it.
     stop_token_ids: ids that end the output as the target's own end does; at most 64.

@@ -70,7 +70,7 @@ async def test_parameters_reach_the_target_and_openais_defaults_hold(
         top_p=0.9,
         presence_penalty=0.5,
         frequency_penalty=-0.5,
-        seed=-1,
+        seed=-2,
         extra_body={"top_k": 7, "min_p": 0.1, "ignore_eos": True, "stop_token_ids": [3], "speculation": False, "x": 1},
         logit_bias={"7": -100, "9": 1.5},
         user="somebody",
@@ -79,9 +79,37 @@ async def test_parameters_reach_the_target_and_openais_defaults_hold(
     attach = verifier.opens[-1].attach
     sampling = sampling_of(attach.sampling)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 0.9, 7, 0.1)
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.5, -0.5, 2**64 - 1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.5, -0.5, 2**64 - 2)
     assert sampling.logit_bias == ((7, -100.0), (9, 1.5))
     assert attach.undrafted and attach.ignore_eos and attach.stop_token_ids == [3] and attach.max_tokens == 4
+
+
+async def test_fields_are_read_as_other_servers_read_them(web: httpx.AsyncClient, verifier: FakeVerifier) -> None:
+    user = {"messages": [{"role": "user", "content": "b"}]}
+
+    async def attach_of(**fields: Any) -> Any:
+        answer = await web.post("v1/chat/completions", json={**user, **fields})
+        assert answer.status_code == 200, answer.text
+        return verifier.opens[-1].attach
+
+    seeds = {(await attach_of(seed=-1)).sampling.seed for _ in range(3)}
+    assert len(seeds) == 3
+    for fields in ({"temperature": 1e-7}, {"top_p": 0}, {"top_p": 0, "temperature": 0.7}):
+        assert sampling_of((await attach_of(**fields)).sampling).greedy
+    assert (await attach_of(repeat_penalty=1.3)).sampling.repetition_penalty == 1.3
+    left = (await attach_of()).max_tokens
+    prompt = len(verifier.opens[-1].attach.prompt)
+    assert left == 4096
+    assert (await attach_of(max_tokens=-1)).max_tokens == left
+    assert (await attach_of(max_completion_tokens=60_000)).max_tokens == 8192 - prompt
+
+
+async def test_unknown_fields_are_named_in_the_answer(web: httpx.AsyncClient) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "user": "me", "temprature": 0, "a\r\nb": 1}
+    for stream in (False, True):
+        answer = await web.post("v1/completions", json={**body, "stream": stream})
+        assert answer.status_code == 200 and answer.headers["x-outrider-ignored"] == "temprature, ..."
+    assert "x-outrider-ignored" not in (await web.post("v1/completions", json={"prompt": "x", "max_tokens": 1})).headers
 
 
 # --- models and state

@@ -26,12 +26,6 @@ from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
 from outrider.core.errors import OutriderError
 
-OPEN_END = 4096
-"""Most tokens of a response without `max_output_tokens`, or a quarter of the target's longest sequence if that is more.
-
-Agents write whole files, and Codex CLI takes an incomplete response for an error. But a session holds room for as many
-tokens as it may generate.
-"""
 MAX_STORED = 1000
 """Most responses that are kept for `previous_response_id`, and items of their outputs that references may mean."""
 MAX_STORED_BYTES = 64 << 20
@@ -87,7 +81,7 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
     context = _context(body, store)
     body.input = [_referred(f"input[{i}]", item, store) for i, item in enumerate(body.input)]
     chat = body.chat(context)
-    (stream,), bundle, form = await start_chat(client, chat, settings, OPEN_END)
+    (stream,), bundle, form = await start_chat(client, chat, settings)
     writer = ResponseWriter(body, chat, bundle, form, prompt_end(stream, bundle))
 
     def ended() -> dict[str, Any]:
