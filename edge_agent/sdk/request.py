@@ -224,6 +224,10 @@ def check_variables(variables: object) -> Mapping[str, Any]:
     for name in ("messages", "add_generation_prompt"):
         if name in variables:
             refuse(f"template.{name}", variables[name], "left out")
+    tools = variables.get("tools") or ()
+    for tool in tools if isinstance(tools, list | tuple) else (None,):
+        if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
+            refuse("template.tools", tools, 'a list of mappings with a "function", which is a JSON schema')
     return variables
 
 

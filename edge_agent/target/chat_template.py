@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.target.conversation import Tools, Turn, fitting, turns_of
+from edge_agent.target.conversation import Tools, Turn, fitting, new_mark, turns_of
 from outrider.core.errors import BadRequest, ModelRefused
 
 if TYPE_CHECKING:
@@ -66,8 +66,13 @@ class ChatTemplate:
 
         given = {"documents": None, "add_generation_prompt": True, **self.special_tokens, **(variables or {})}
         tools, turns = given.pop("tools", None) or (), turns_of(messages)
-        continued = str(turns[-1]["content"]) if turns and given.pop("continue_final_message", False) else ""
-        if continued:
+        end = new_mark() if given.pop("continue_final_message", False) else ""
+        continued = turns[-1]["content"] if turns else ""
+        if end:
+            if not continued.strip():
+                message = "the last message has no text, must have one to continue"
+                raise BadRequest(message, field="continue_final_message")
+            turns[-1] = {**turns[-1], "content": f"{continued}{end} "}
             given["add_generation_prompt"] = False
         thinks = ".thinking" in self.source  # gpt-oss's name for what the assistant thought before a call
 
@@ -77,13 +82,12 @@ class ChatTemplate:
             return rendered(template, {**given, "messages": turns, "tools": list(tools) or None})
 
         text = text_of(*fitting(text_of, turns, tools)(turns, tools))
-        if not continued:
+        if not end:
             return text
-        before, found, rest = text.rpartition(continued.strip())
-        if not found:
+        before, _, rest = text.rpartition(end)
+        if continued.strip() not in before:
             raise BadRequest("the target's chat template leaves out the last message", field="continue_final_message")
-        ending = continued[len(continued.rstrip()) :]
-        return before + found + (ending if rest.startswith(ending) else "")
+        return before if rest.startswith(" ") else before.rstrip()  # as the template does with the ends of texts
 
     def tokenise(
         self,
@@ -99,11 +103,14 @@ class ChatTemplate:
         spells out one of `controls`, that is encoded apart and plain, so that nobody can end his turn and begin the
         system's, in a message no more than in a tool's result.
         """
-        given = {"messages": list(messages), **(variables or {})}
+        given = {
+            "messages": turns_of(messages),
+            **(variables or {}),
+        }  # the JSON text of a call can hide a control token
         texts = list(_texts(given))
         spelt = sorted((one for one in controls if any(one in text for text in texts)), key=len, reverse=True)
         if not spelt:
-            return encode(self.render(messages, variables))
+            return encode(self.render(given["messages"], variables))
         pattern = re.compile("|".join(map(re.escape, spelt)))
         if sum(len(pattern.findall(text)) for text in texts) > MAX_SPELT_OUT:
             message = f"the messages spell out more than {MAX_SPELT_OUT} control tokens; write them differently"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,15 +45,15 @@ class Arguments(dict[str, Any]):
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Return the messages with contents as text, arguments of calls as objects, and `function` and `developer` by their
-    present names. Raises BadRequest for a call whose arguments are no JSON object."""
+    """Return the messages with contents as text, arguments of calls as objects, `function` and `developer` by their
+    present names, and no empty fields. Raises BadRequest for a call whose arguments are no JSON object."""
     turns: list[Turn] = []
     for number, message in enumerate(messages):
-        turn = dict(message)
+        turn = {name: value for name, value in message.items() if value not in (None, [], ())}
         turn["role"] = {"function": "tool", "developer": "system"}.get(turn["role"], turn["role"])
         content = turn.get("content")
         if isinstance(content, list | tuple):
-            content = "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+            content = "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
         turn["content"] = content or ""
         if calls := turn.get("tool_calls"):
             turn["tool_calls"] = [_call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -67,7 +69,8 @@ def _call(call: Mapping[str, Any], field: str) -> Turn:
         value = given
     if not isinstance(value, Mapping | None):
         raise BadRequest(f"{field}.function.arguments is {given!r:.80}, must be a JSON object", field=field)
-    return {**call, "function": {**call["function"], "arguments": Arguments(value or {})}}
+    kept = {name: value for name, value in call.items() if value is not None}
+    return {**kept, "function": {**call["function"], "arguments": Arguments(value or {})}}
 
 
 def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools: Tools) -> Form:
@@ -76,8 +79,9 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
     Raises BadRequest, with the template's words about the messages as they are, if it refuses every form.
     """
     marked, said, hoisted, called = _marked(turns)
-    described = [{**tool, "function": {**tool["function"], "description": _mark()}} for tool in tools]
-    called += [tool["function"]["description"] for tool in described]
+    described = [{**tool, "function": {**tool["function"], "description": new_mark()}} for tool in tools]
+    called |= {tool["function"]["description"] for tool in described}
+    ordered = set(said)
     renders: Form | None = None
     refusal: BadRequest | None = None
     for form in _forms(turns, tools):
@@ -88,10 +92,12 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
             refusal = refusal or error
             continue
         renders = renders or form
-        places = [text.find(mark) for mark in said]
-        whole = all(text.count(mark) == 1 for mark in (*said, *hoisted)) and all(mark in text for mark in called)
+        found = _MARK.findall(text)
+        counts = Counter(found)
+        in_order = [mark for mark in found if mark in ordered] == said
+        whole = all(counts[mark] == 1 for mark in hoisted) and called <= counts.keys()
         word = "None" in text and any(turn["content"] is None for turn in given)
-        if whole and places == sorted(places) and not word:
+        if in_order and whole and not word:
             return form
     if renders is None:
         assert refusal is not None
@@ -99,14 +105,16 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
     return renders
 
 
-def _mark() -> str:
+def new_mark() -> str:
+    """Return a word that no other call returns."""
     return f"mark{next(_numbers):016x}"
 
 
 _numbers = itertools.count(1)
+_MARK = re.compile("mark[0-9a-f]{16}")
 
 
-def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], list[str]]:
+def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], set[str]]:
     """Return the messages with marks for texts, and the marks: those that must keep their order, those of system
     messages, which a template may put elsewhere, and those of calls, which it may write more than once.
 
@@ -115,19 +123,19 @@ def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], li
     marked: list[Turn] = []
     said: list[str] = []
     hoisted: list[str] = []
-    called: list[str] = []
+    called: set[str] = set()
     for turn in turns:
         turn = dict(turn)
         if turn["content"].strip():
-            turn["content"] = _mark()
+            turn["content"] = new_mark()
             (hoisted if turn["role"] == "system" else said).append(turn["content"])
         if calls := turn.get("tool_calls"):
             turn["tool_calls"] = []
             for call in calls:
                 arguments = Arguments(call["function"]["arguments"])
                 if arguments:
-                    called.append(_mark())
-                    arguments[next(iter(arguments))] = called[-1]
+                    mark = arguments[next(iter(arguments))] = new_mark()
+                    called.add(mark)
                 turn["tool_calls"].append({**call, "function": {**call["function"], "arguments": arguments}})
         marked.append(turn)
     return marked, said, hoisted, called
@@ -148,12 +156,10 @@ def _forms(turns: Sequence[Turn], tools: Tools) -> Iterator[Form]:
     def told(arranged: Callable[[list[Turn]], list[Turn]]) -> Form:
         return lambda turns, tools: (arranged(_told(turns, tools)), ())
 
+    changes = (_calls_apart, _without_empty_texts, _short_ids) if calls else ()
     for arranged in _ARRANGEMENTS:
-        yield form(arranged)
-        if calls:
-            yield form(arranged, _without_empty_texts)
-            yield form(arranged, _short_ids)
-            yield form(arranged, _without_empty_texts, _short_ids)
+        for number in range(len(changes) + 1):
+            yield from (form(arranged, *some) for some in itertools.combinations(changes, number))
     if calls or tools:
         yield from map(told, _ARRANGEMENTS)
 
@@ -193,7 +199,7 @@ def _alternating(turns: list[Turn]) -> list[Turn]:
             arranged.append({"role": "user", "content": ""})
         elif turn["role"] == "assistant" == last["role"]:
             if not last.get("tool_calls"):
-                arranged[-1] = {**_merged(last, turn), "tool_calls": turn.get("tool_calls")}
+                arranged[-1] = {**last, **turn, "content": _merged(last, turn)["content"]}
                 continue
             arranged.append({"role": "user", "content": ""})
         elif turn["role"] == "user" and last["role"] == "tool":
@@ -222,6 +228,35 @@ def _merged(first: Turn, second: Turn) -> Turn:
 # --- calls
 
 
+def _calls_apart(turns: list[Turn]) -> list[Turn]:
+    """Have a text before calls, and each of several calls with its results, be turns of their own: Llama 3's template
+    takes one call a turn, and leaves out the text beside it."""
+    apart: list[Turn] = []
+    rest = deque(turns)
+    while rest:
+        turn = rest.popleft()
+        calls = turn.get("tool_calls")
+        if not calls:
+            apart.append(turn)
+            continue
+        if turn["content"]:
+            apart.append({name: value for name, value in turn.items() if name != "tool_calls"})
+            turn = {"role": turn["role"], "content": ""}
+        results: list[Turn] = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for call in calls:
+            apart.append({**turn, "tool_calls": [call]})
+            if id_ := call.get("id"):
+                apart += [one for one in results if one.get("tool_call_id") == id_]
+                results = [one for one in results if one.get("tool_call_id") != id_]
+            else:
+                apart += results[:1]
+                results = results[1:]
+        apart += results
+    return apart
+
+
 def _without_empty_texts(turns: list[Turn]) -> list[Turn]:
     """Have turns with calls alone no content, by which DeepSeek's template tells that there are calls."""
     return [{**turn, "content": turn["content"] or None} if turn.get("tool_calls") else turn for turn in turns]
@@ -245,8 +280,8 @@ def _short_ids(turns: list[Turn]) -> list[Turn]:
     return changed
 
 
-def _short(id_: str) -> str:
-    return hashlib.sha256(id_.encode()).hexdigest()[:9]
+def _short(id_: object) -> str:
+    return hashlib.sha256(str(id_).encode(errors="replace")).hexdigest()[:9]
 
 
 def _told(turns: list[Turn], tools: Tools) -> list[Turn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -49,8 +50,8 @@ TEMPLATES = {
         "{% if tools %}{% if not messages %}{{ raise_exception('no first user message') }}{% endif %}"
         "<|user|>{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{{ messages[0].content | trim }}<|eot|>"
         "{% set messages = messages[1:] %}{% endif %}"
-        "{% for m in messages %}{% if not (m.role == 'tool' or 'tool_calls' in m and m.tool_calls) %}"
-        "<|{{ m.role }}|>{{ m.content | trim }}<|eot|>{% elif m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{% for m in messages %}{% if not (m.role == 'tool' or 'tool_calls' in m) %}"
+        "<|{{ m.role }}|>{{ m.content | trim }}<|eot|>{% elif 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
         "{{ raise_exception('only single calls') }}{% endif %}<|assistant|>{{ m.tool_calls[0].function.name }}"
         "{% for name, value in m.tool_calls[0].function.arguments | items %}{{ name }}={{ value }}{% endfor %}<|eot|>"
         "{% else %}<|ipython|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
@@ -128,18 +129,20 @@ def call(number: int, arguments: Any) -> dict[str, Any]:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw messages of all roles in any order, with results for their calls; every text is another word, or empty."""
+    """Draw messages of all roles in any order, with results of calls; every text is another word, or empty."""
     messages: list[dict[str, Any]] = []
     for number in range(draw(st.integers(1, 7))):
-        role = draw(st.sampled_from(["system", "developer", "user", "user", "assistant", "assistant", "calls"]))
+        role = draw(st.sampled_from(["system", "developer", "user", "user", "assistant", "assistant", "calls", "tool"]))
         text = draw(st.sampled_from([f"word{number}x", f"word{number}x", "", None]))
         if role != "calls":
-            messages.append({"role": role, "content": text or ""})
+            messages.append({"role": role, "content": text or "", "tool_calls": draw(st.sampled_from([None, []]))})
             continue
         calls = [
             call(10 * number + i, json.dumps({"city": f"city{number}x{i}x"})) for i in range(draw(st.integers(1, 2)))
         ]
         messages.append({"role": "assistant", "content": text, "tool_calls": calls})
+        if not draw(st.booleans()):
+            calls = [one | {"id": None} for one in calls]
         results = [
             {"role": "tool", "tool_call_id": one["id"], "content": f"result{number}x{i}x"}
             for i, one in enumerate(calls)
@@ -158,14 +161,17 @@ def test_every_text_of_any_conversation_is_in_the_prompt_once_and_in_order(
     said = [word for message in messages for word in words(message) if message["role"] not in ("system", "developer")]
     told = [word for message in messages for word in words(message) if message["role"] in ("system", "developer")]
     assert [text.count(word) for word in (*said, *told)] == [1] * len((*said, *told)), text
-    assert said == sorted(said, key=text.index), text
+    contents = [message["content"] for message in messages if message["content"] in said]
+    assert contents == sorted(contents, key=text.index), text
+    results = [word for word in contents if word.startswith("result") and word.replace("result", "city") in said]
+    assert all(text.index(word.replace("result", "city")) < text.index(word) for word in results), text
     assert "None" not in text
     assert not tools or "weather" in text
 
 
 def words(message: dict[str, Any]) -> list[str]:
     """Return the words of a message's text and of its calls' arguments."""
-    calls = (json.loads(one["function"]["arguments"])["city"] for one in message.get("tool_calls", ()))
+    calls = (json.loads(one["function"]["arguments"])["city"] for one in message.get("tool_calls") or ())
     return [word for word in (message["content"], *calls) if word]
 
 
@@ -210,12 +216,50 @@ def test_arguments_that_are_no_object_are_refused_by_the_calls_place(given: Any)
         ChatTemplate(TEMPLATES["qwen"]).render(messages)
 
 
+def test_a_text_and_two_calls_are_turns_of_their_own_where_a_turn_takes_one_call() -> None:
+    calls = [call(1, '{"city": "Ulm"}'), call(2, '{"city": "Bonn"}')]
+    results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": f"result {i}"} for i in (1, 2)]
+    messages = [user("a"), {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results]
+    text = ChatTemplate(TEMPLATES["llama 3"]).render(messages)
+    assert text.endswith(
+        "<|assistant|>Wait.<|eot|><|assistant|>weathercity=Ulm<|eot|><|ipython|>result 1<|eot|>"
+        "<|assistant|>weathercity=Bonn<|eot|><|ipython|>result 2<|eot|>"
+    )
+
+
+def test_a_control_token_that_a_calls_json_hides_stays_plain_text() -> None:
+    hidden = '{"city": "\\u003c|im_end|>"}'
+    messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, hidden)]}]
+    plain: list[str] = []
+    ids = ChatTemplate(TEMPLATES["qwen"]).tokenise(
+        messages, lambda text: [text.count("<|im_end|>")], lambda text: plain.append(text) or [0], ["<|im_end|>"]
+    )
+    assert plain == ["<|im_end|>"] and sum(ids) == len(messages)
+
+
+def test_a_chat_of_thousands_of_messages_is_fitted_soon() -> None:
+    messages = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 20_000
+    begun = time.process_time()
+    ChatTemplate(TEMPLATES["chatml"]).render(messages)
+    assert time.process_time() - begun < 10.0
+
+
 def test_the_last_turn_is_continued() -> None:
     messages = [user("Count."), {"role": "assistant", "content": "One, two, "}]
     text = ChatTemplate(TEMPLATES["qwen"]).render(messages, {"continue_final_message": True})
     assert text == "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\nOne, two, "
     text = ChatTemplate(TEMPLATES["gemma 2"]).render(messages, {"continue_final_message": True})
     assert text.endswith("One, two,")
+    messages[-1] = {"role": "assistant", "content": "e"}  # which the end of a turn has, too
+    text = ChatTemplate(TEMPLATES["chatml"]).render(messages, {"continue_final_message": True})
+    assert text.endswith("<|im_start|>assistant\ne")
+
+
+@pytest.mark.parametrize("content", ["", " "])
+def test_a_last_turn_without_a_text_is_not_continued(content: str) -> None:
+    messages = [user("Count."), {"role": "assistant", "content": content}]
+    with pytest.raises(BadRequest, match="the last message has no text"):
+        ChatTemplate(TEMPLATES["qwen"]).render(messages, {"continue_final_message": True})
 
 
 def test_a_role_that_is_called_function_is_a_tools() -> None:
