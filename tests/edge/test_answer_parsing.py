@@ -89,6 +89,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
         ("harmony", f"<|channel|>analysis<|message|>Hm.<|end|>{FINAL}Yes.<|return|>",
          [reasoned("Hm."), content("Yes.")]),
         ("json", f"\n[{CALL}, {ADD}]\n", BOTH),
+        *((name, f"[{CALL}, {ADD}]", BOTH) for name in ("hermes", "llama3", "mistral", "deepseek")),
         ("json", CALL, BOTH[:1]),
         ("json", '{"name": "add", "arguments": null}', [called(0, "add", "{}")]),
         ("json", '{"name": "add", "arguments": "{\\"a\\": 1}"}', [called(0, "add", '{"a": 1}')]),

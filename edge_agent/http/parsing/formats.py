@@ -107,6 +107,7 @@ def _answer(r: TextReader, form: AnswerFormat, tools: Collection[str], prompt: s
         if form.reasoning is not None:
             yield from _reasoning(r, *form.reasoning, prompt)
         if tools and form.tools is not None:
+            yield from _listed(r, lambda name: name in tools)
             yield from _READINGS[form.tools](r, lambda name: name in tools)
     yield from r.pass_until("content")
 
@@ -123,6 +124,18 @@ def _reasoning(r: TextReader, opening: str, closing: str, prompt: str) -> Readin
     yield from r.space()
     yield from r.pass_until("reasoning", closing)
     yield from r.space()
+
+
+def _listed(r: TextReader, accepts: _Accepts) -> Reading[None]:
+    """Read an answer that begins with a JSON list of calls, which a target of any family writes that was told of its
+    tools in words (edge_agent.target.conversation)."""
+    place = r.hold()
+    yield from r.space()
+    if (yield from r.literal("[")) and (yield from _calls(r, accepts, ",", ";")):
+        yield from r.literal("]")
+        yield from r.space()
+    else:
+        r.rewind(place)
 
 
 def _hermes(r: TextReader, accepts: _Accepts) -> Reading[None]:
@@ -154,15 +167,10 @@ def _llama3(r: TextReader, accepts: _Accepts) -> Reading[None]:
 
 
 def _json(r: TextReader, accepts: _Accepts) -> Reading[None]:
-    """Read an answer that is a call as JSON, or a list of them."""
+    """Read an answer that is a call as JSON, or several."""
     place = r.hold()
-    yield from r.space()
-    bracket = yield from r.literal("[")
     if not (yield from _calls(r, accepts, ",", ";")):
         r.rewind(place)
-    elif bracket:
-        yield from r.literal("]")
-        yield from r.space()
 
 
 def _mistral(r: TextReader, accepts: _Accepts) -> Reading[None]:
