@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from coordinator.config import CoordinatorConfig
 from coordinator.releases import evidence, lifecycle
@@ -281,7 +282,7 @@ class ReleaseHandlers:
         commands = [("GET", keys.RELEASE_SERIAL), ("HGETALL", keys.RELEASES)]
         begun = time.monotonic()
         serial, found = await self._store.call("release_tracks", commands)
-        self._tracks = {weights: pb.ReleaseTrack.FromString(written(found[weights])) for weights in sorted(found)}
+        self._tracks = {weights: _track(weights, found[weights]) for weights in sorted(found)}
         self._serial, self._serial_at = int(serial or 0), begun
 
     async def _read_if_changed(self) -> int:
@@ -305,8 +306,7 @@ class ReleaseHandlers:
             known: str | None, serial: str | None, time: Sequence[str]
         ) -> tuple[pb.ReleaseTrack, list[Command]]:
             nonlocal wanted
-            before, after = pb.ReleaseTrack.FromString(written(known)), pb.ReleaseTrack()
-            before.weights = weights
+            before, after = _track(weights, known), pb.ReleaseTrack()
             if before == wanted:
                 return before, []  # the reply to the attempt before was lost
             after.CopyFrom(before)
@@ -368,6 +368,18 @@ class ReleaseHandlers:
             except OSError as error:
                 log.warning("%s cannot be written (%s): draft releases are in Redis alone", self._path, error.strerror)
             self._kept = kept
+
+
+def _track(weights: str, record: str | None) -> pb.ReleaseTrack:
+    """Return a target's track as Redis keeps it; one that cannot be read is taken for lost, so that it stops nobody."""
+    track = pb.ReleaseTrack()
+    try:
+        track.ParseFromString(written(record))
+    except DecodeError:
+        log.warning("what the store has of the releases of %s cannot be read; it counts as lost", weights)
+        track.Clear()
+    track.weights = weights
+    return track
 
 
 def _load(path: Path) -> dict[str, pb.ReleaseTrack]:

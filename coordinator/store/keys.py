@@ -6,7 +6,8 @@ import hashlib
 
 from coordinator.window import WorkloadKey
 
-PREFIX = "outrider:v3:"
+PREFIX = "outrider:v4:"
+"""Its number grows when what is kept under a key changes: bytes of another version are no message of this one."""
 
 FLEET = PREFIX + "fleet"
 """ZSET verifier id -> end of its lease (ms of Redis TIME)."""

@@ -297,6 +297,16 @@ async def test_a_store_that_comes_back_older_gets_what_was_decided_since(trial, 
     assert (await offered(trial)).serial > serial
 
 
+async def test_what_cannot_be_read_counts_as_lost_and_keeps_no_session_out(trial, redis) -> None:
+    serial = (await offered(trial)).serial
+    store = redis_client.Redis.from_url(redis.url)
+    store.hset(keys.RELEASES, "sha256:w", b'{"weights": "\xff')
+    store.set(keys.RELEASE_SERIAL, serial + 1)
+    await trial.open()
+    await reaches(trial, 1, STABLE)
+    assert await states(trial) == {1: STABLE, 2: CANARY}
+
+
 def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
     devices = [f"d{i}" for i in range(4_000)]
     few, many = ({d for d in devices if in_canary(d, "r", share)} for share in (0.1, 0.3))
