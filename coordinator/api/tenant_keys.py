@@ -76,8 +76,13 @@ class TenantKeys:
         if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by this coordinator's settings; choose another name")
         key = f"outrider-{secrets.token_urlsafe(32)}"
+        hashed = digest(key).hex()
+        # Nothing is read behind the change: if that failed, the key would be lost.
+        shown = await self._measured(pb.Tenant(name=name))
 
-        def decide(known: Mapping[str, str], time: Any) -> tuple[pb.Tenant, list[Command]]:
+        def decide(known: Mapping[str, str], time: Any) -> tuple[float, list[Command]]:
+            if (before := known.get(name)) and _tenant(before).key_hash == hashed:
+                return _tenant(before).created_unix, []  # the reply to the attempt before was lost
             revoked = [one for one, record in known.items() if not _tenant(record).key_hash]
             if name in known and name not in revoked:
                 raise BadRequest(
@@ -87,19 +92,21 @@ class TenantKeys:
             full = name not in known and len(known) >= MAX_TENANTS  # then those that were revoked are forgotten
             if full and not revoked:
                 raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
-            made = pb.Tenant(name=name, created_unix=milliseconds(time) / 1000, key_hash=digest(key).hex())
+            made = pb.Tenant(name=name, created_unix=milliseconds(time) / 1000, key_hash=hashed)
             commands: list[Command] = [("HDEL", record, *revoked) for record in _RECORDS if full]
             commands += [("HSET", keys.TENANTS, name, made.SerializeToString())]
-            commands += [("HSET", keys.TENANT_KEYS, made.key_hash, name)]
+            commands += [("HSET", keys.TENANT_KEYS, hashed, name)]
             if limits.ListFields():
                 commands += [("HSET", keys.TENANT_LIMITS, name, limits.SerializeToString())]
-            return made, commands
+            return made.created_unix, commands
 
         reads = [("HGETALL", keys.TENANTS), ("TIME",)]
-        made = await self._store.change("tenant_create", [keys.TENANTS], reads, decide)
+        shown.created_unix = await self._store.change("tenant_create", [keys.TENANTS], reads, decide)
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        return await self._measured(made), key
+        if limits.ListFields():
+            shown.limits.CopyFrom(quotas.in_force(limits))
+        return shown, key
 
     async def set_limits(self, name: str, limits: pb.TenantLimits, *, afresh: bool) -> pb.Tenant:
         """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""

@@ -46,9 +46,14 @@ ATTACH_GRACES = 6
 
 def limits_from(record: str | None) -> pb.TenantLimits:
     """Return the limits that hold. record: those that an operator has set, as Redis keeps them; None for none."""
+    return in_force(pb.TenantLimits.FromString(redis_codec.written(record)))
+
+
+def in_force(own: pb.TenantLimits) -> pb.TenantLimits:
+    """Return the limits that hold where an operator has set these."""
     limits = pb.TenantLimits()
     limits.CopyFrom(DEFAULTS)
-    limits.MergeFromString(redis_codec.written(record))
+    limits.MergeFrom(own)
     return limits
 
 

@@ -12,6 +12,7 @@ from coordinator.api.authentication import Authenticator, api_key_id, digest
 from coordinator.api.tenant_keys import MARKER
 from coordinator.config import CoordinatorConfig
 from coordinator.store import keys
+from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
@@ -82,6 +83,24 @@ async def test_a_revoked_name_can_be_created_again_with_another_key(cluster, ref
     assert second != first
     await open_as(one, second)
     assert isinstance(await refused(open_as(one, first)), Unauthenticated)
+
+
+async def test_a_key_that_was_made_is_shown_although_redis_dies_then(cluster, redis, monkeypatch):
+    change = RedisStore.change
+
+    async def change_twice_and_die(self, *arguments: object) -> object:
+        await change(self, *arguments)
+        created = await change(self, *arguments)  # as the client does when the first reply was lost
+        redis.stop(kill=True)
+        return created
+
+    limits = pb.TenantLimits(max_places=3)
+    request = pb.UpdateTenantRequest(action="TENANT_ACTION_CREATE", name="acme", limits=limits)
+    with monkeypatch.context() as dying:
+        dying.setattr(RedisStore, "change", change_twice_and_die)
+        made = await cluster[0].admin.UpdateTenant(request)
+    assert made.key and made.tenant.created_unix > 0
+    assert (made.tenant.limits.max_places, made.tenant.limits.opens_per_minute) == (3, 6_000)
 
 
 async def test_the_store_holds_no_key(cluster, redis):
