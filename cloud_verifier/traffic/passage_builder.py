@@ -57,17 +57,21 @@ class PassageBuilder:
         """session id -> the pieces of its text, in the order in which they came"""
         self.tokens = 0
         """Tokens added since the last `take`."""
+        self.waiting = 0
+        """Tokens added and not taken."""
 
     def add(self, piece: Passage) -> None:
         """Add what one session produced in one step."""
         self._texts.setdefault(piece.session_id, []).append(piece)
         self.tokens += len(piece)
+        self.waiting += len(piece)
 
     def take(self, now: float, final: bool = False) -> Iterator[Passage]:
         """Yield the passages to be written. now: seconds since 1970. final: nothing more will come."""
         for session_id, pieces in list(self._texts.items()):
             if self._redact is None or final or now >= pieces[-1].time_unix + QUIET_S:
                 del self._texts[session_id]
+                self.waiting -= sum(map(len, pieces))
                 parts = _grouped(pieces, lambda one, other: one.end == other.start)
                 for number, part in enumerate(parts):
                     yield from self._redacted(part, after_gap=number > 0, before_gap=number + 1 < len(parts))

@@ -33,6 +33,9 @@ FLUSH_TOKENS = 16_384
 """Tokens that are written at once, however early."""
 UNWRITTEN_TOKENS = 8 * FLUSH_TOKENS
 """Tokens that may wait for a store that refuses writes; beyond it they are dropped."""
+WAITING_TOKENS = 16 * FLUSH_TOKENS
+"""Tokens that may wait for a redaction hook, which sees whole texts: about 350 MB. Beyond it no further session is
+recorded; those that are go on, since the hook must see them whole."""
 SESSIONS = 2_048
 """Sessions that are known, the latest: the engine's last events of one come after its stream has ended."""
 CLOSE_S = 30.0
@@ -87,12 +90,18 @@ class TrafficRecorder:
         self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
         self._unwritten: list[Passage] = []
         self._failure = RepeatedFailure(log, "the traffic log is written again")
+        self._crowd = RepeatedFailure(log, "further sessions are recorded again")
         self._jobs: queue.Queue[tuple[RecordedSession, pb.RecordedTokens] | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
 
     def begin(self, session: RecordedSession, epoch: int) -> None:
         """Record this epoch of a session; its events may come until `SESSIONS` others have begun since its last."""
+        waiting = self._passages.waiting
+        if waiting > WAITING_TOKENS and all(name != session.session_id for name, _ in self._sessions):
+            self._crowd.failed("further sessions are not recorded: %d tokens wait until their texts are whole", waiting)
+            return
+        self._crowd.worked()
         self._sessions[session.session_id, epoch] = session
         if len(self._sessions) > SESSIONS:
             self._sessions.popitem(last=False)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -170,6 +171,24 @@ def test_a_disk_that_hangs_delays_no_session_and_dropped_tokens_are_counted(monk
     disk.go_on.set()
     recorder.close()
     assert recorder.counts == RecordingCounts(recorded=9, dropped=92)
+
+
+def test_while_too_much_waits_for_the_hook_only_sessions_that_are_recorded_already_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WAITING_TOKENS", 2)
+    disk = Disk()
+    recorder = TrafficRecorder(disk, redact=lambda tokens, *_: np.zeros(len(tokens), bool), clock=lambda: NOW)
+    recorder.begin(SOURCE, 1)
+    recorder.take(recorded(0, [1, 2, 3]))
+    until(lambda: recorder._passages.waiting == 3)
+    recorder.begin(replace(SOURCE, session_id="t"), 1)
+    recorder.take(recorded(0, [7], session_id="t"))
+    recorder.begin(SOURCE, 2)
+    recorder.take(recorded(3, [4], epoch=2))
+    recorder.close()
+    assert texts(disk) == [("s", 0, [1, 2, 3, 4])]
+    assert recorder._passages.waiting == 0
 
 
 def test_a_disk_that_is_full_is_tried_again_and_what_it_never_takes_is_counted(
