@@ -147,9 +147,10 @@ class VerifierStore:
     ) -> None:
         """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads.
 
-        New are those of the tokens that were committed since the report before. Of a session that has gone on for long
-        while nothing was kept of it, they may have been added already, and are left out. Of two reports at once one may
-        undo what the other adds: a prior is of many.
+        New are those of the tokens that were committed since the report before: as large a part of these has an outcome
+        as of all tokens that a report is about, since for some nothing was proposed. Of a session that has gone on for
+        long while nothing was kept of it, they may have been added already, and are left out. Of two reports at once
+        one may undo what the other adds: a prior is of many.
         """
         if not sessions:
             return
@@ -165,7 +166,9 @@ class VerifierStore:
         for session, text in zip(sessions, before, strict=True):
             workload, last = known.get(session.session_id), SessionTelemetry.FromString(redis_codec.written(text))
             new = session.committed - (last.committed if last.epoch == session.epoch else 0)
-            fresh = session.acceptance_history[-new:] if new > 0 else b""
+            history, about = session.acceptance_history, min(REPORTED_POSITIONS, session.committed)
+            added = min(new, round(new * len(history) / about)) if new > 0 else 0
+            fresh = history[-added:] if added else b""
             if workload and fresh and (text is not None or session.committed <= REPORTED_POSITIONS):
                 grown[workload] = _followed(grown.get(workload, priors[workload]), session, fresh)
             kept = SessionTelemetry()

@@ -105,6 +105,13 @@ async def test_each_observation_is_kept_once_however_often_it_is_reported(cluste
     assert await kept(redis) == GOOD * 8
 
 
+async def test_tokens_for_which_nothing_was_proposed_bring_no_outcome_again(cluster, redis) -> None:
+    session = (await cluster.open(draft_release=DRAFT)).session_id
+    await cluster.report("v1", [report(session, bytes([HIT] * 5), committed=10)])
+    await cluster.report("v1", [report(session, bytes([HIT] * 5 + [MISS] * 5), committed=20)])
+    assert await kept(redis) == bytes([HIT] * 5 + [MISS] * 5)
+
+
 async def test_of_a_long_session_what_came_since_the_report_before_is_kept(cluster, redis) -> None:
     session = (await cluster.open(draft_release=DRAFT)).session_id
     begun, late = bytes([HIT] * 200), bytes([MISS] * 256)
