@@ -46,7 +46,6 @@ EXIT_REFUSED = 2
 EXIT_BROKEN_PIPE = 141
 """Nobody reads the output; a program that SIGPIPE ends has the same status."""
 
-_NONE = "none"
 _OFFLINE = "draft_only: while no verifier can be reached the draft writes alone, unverified [default: raise]"
 _CLUSTER = ("coordinator", "verifier", "target", "tls_ca", "tls_cert", "tls_key", "insecure")
 _DEVICE = ("draft", "cache_dir", "log_format")
@@ -202,10 +201,10 @@ async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings
     """
     with EndedByInterrupt():
         from edge_agent.drafting.loading import NGRAM
-        from edge_agent.target.bundle import AUTO
+        from edge_agent.target.bundle import AUTO, NO_DRAFT
         from outrider.llama.trial import try_draft
 
-    if settings.draft in ("", _NONE, AUTO, NGRAM):
+    if settings.draft in ("", NO_DRAFT, AUTO, NGRAM):
         return settings
     paths = []
     for given in settings.draft.split(","):
@@ -224,9 +223,7 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
 
-    draft: str | list[str] | None = None if settings.draft in ("", _NONE) else settings.draft
-    if "," in settings.draft:
-        draft = settings.draft.split(",")
+    draft = settings.draft.split(",") if "," in settings.draft else settings.draft
     return AsyncClient(draft=draft, settings=_located(settings), **defaults)
 
 

@@ -42,6 +42,8 @@ def output_expression(body: RequestBody) -> tuple[str, str]:
     wishes: list[tuple[str, str, Any]] = []
     format_ = body.response_format or {"type": "text"}
     match format_.get("type"):
+        case "json_object" if "schema" in format_:  # as llama.cpp has it
+            wishes.append(("response_format", "json", format_["schema"]))
         case "json_object":
             wishes.append(("response_format", "json_object", True))
         case "json_schema":

@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -216,7 +217,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_value")
     message = str(error.detail)
     if error.status_code in (404, 405):
-        message = f"{request.method} {request.scope['path'][:200]} is not served here; GET /openapi.json lists what is"
+        path = request.scope["path"][:200]
+        message = f"{request.method} {path} is not served here; GET /openapi.json lists what is"
+        if any(route.path == f"/v1{path}" for route in request.app.routes if isinstance(route, APIRoute)):
+            message = f"{request.method} {path} is not served here, but /v1{path} is: the base URL ends with /v1"
     answer = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
     return refused(request.scope, answer)
 

@@ -51,7 +51,8 @@ LEAST_TEMPERATURE = 1e-3
 """Any lower temperature but 0 is greedy, too; so is a top_p of 0."""
 _OF_THE_PROMPTS_END = ("add_generation_prompt", "continue_final_message")
 _HARMLESS_ANYWAY = frozenset(
-    {"metadata", "prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "safety_identifier"}
+    {"guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"}  # honoured elsewhere
+    | {"metadata", "prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "safety_identifier"}
     | {"service_tier", "store", "user", "verbosity"}
 )
 """Fields that change no answer here, whatever their values."""

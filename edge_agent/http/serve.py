@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 STOP_S = 20.0
 """Seconds that running requests have to finish once the server stops."""
+KEEP_ALIVE_S = 90
+"""Seconds for which an idle connection stays open: clients and proxies keep theirs for 60 to 75."""
 _RETRY_S = 2.0
 
 
@@ -70,7 +72,8 @@ async def serving(client: AsyncClient, settings: EdgeSettings) -> AsyncIterator[
     """
     check(settings)
     app, what = app_of(client, settings), "the HTTP server (--listen)"
-    async with web.serving(app, settings.serve_listen, what, timeout_graceful_shutdown=STOP_S) as url:
+    times = {"timeout_graceful_shutdown": STOP_S, "timeout_keep_alive": KEEP_ALIVE_S}
+    async with web.serving(app, settings.serve_listen, what, tls=None, **times) as url:
         yield url
 
 

@@ -33,7 +33,7 @@ from edge_agent.sdk.types import (
 )
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifacts import DescriptionCache, Fetch
-from edge_agent.target.bundle import AUTO, BundleLoader, TargetBundle
+from edge_agent.target.bundle import AUTO, NO_DRAFT, BundleLoader, TargetBundle
 from edge_agent.target.chat_template import Message
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
@@ -68,8 +68,8 @@ class AsyncClient:
     target: the target's name, where the cluster serves several.
     draft: "auto" fetches the one that the target's verifiers offer or, where `settings` name publishers to trust, the
     latest that these have signed, with n-grams until there is one; "ngram" proposes tokens from the text alone; None
-    drafts nothing; anything else is the path of a GGUF file, or several paths, the best draft first, of drafts that
-    propose tokens together.
+    or "none" drafts nothing; anything else is the path of a GGUF file, or several paths, the best draft first, of
+    drafts that propose tokens together.
     api_key: the tenant's key, for a coordinator that asks for one.
     tls: speak TLS, trusting these authorities, with a certificate where the cluster asks for one; None is plain text.
     insecure: allow plain text beyond loopback.
@@ -123,7 +123,7 @@ class AsyncClient:
             authorities = None if settings.tls_ca == SYSTEM_CA else settings.tls_ca
             tls = ClientTls(authorities, settings.tls_cert, settings.tls_key)
         cache = Path(settings.cache_dir)
-        self._draft = draft
+        self._draft = None if draft in ("", NO_DRAFT) else draft
         self._draft_options = DraftOptions(workers=settings.draft_workers, threads=settings.draft_cpus)
         self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)

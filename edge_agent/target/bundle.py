@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 TEMPLATE_CHECK_S = 5.0
 """Seconds that the chat template may take for a plain message before it is called broken."""
-AUTO = "auto"
+AUTO, NO_DRAFT = "auto", "none"
 UNSIGNED = (
     "the verifier's own draft is not loaded, since no publisher has signed it and release keys are set; publish it as"
     " a release, or name a file of yours as the draft"

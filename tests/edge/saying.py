@@ -59,7 +59,7 @@ def saying(cache: Path, settings: EdgeSettings) -> Says:
         )  # fmt: skip
         async with (
             FakeVerifier(script) as verifier,
-            AsyncClient(verifier=verifier.address, cache_dir=cache, settings=settings, draft=None) as client,
+            AsyncClient(verifier=verifier.address, cache_dir=cache, settings=settings, draft="none") as client,
             serving(client, EdgeSettings(serve_listen="127.0.0.1:0", serve_answer_format=answer_format)) as url,
             AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as openai,
         ):

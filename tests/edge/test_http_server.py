@@ -173,6 +173,7 @@ async def test_what_is_no_request_gets_an_error_of_the_same_shape(web: httpx.Asy
     answer = await web.post("v1/completions", content=b'{"prompt": "x"}')
     assert answer.status_code == 400 and "`content-type: application/json`" in problem(answer)["message"]
     assert problem(await web.post("v1/embeddings"))["code"] == "not_found"
+    assert "the base URL ends with /v1" in problem(await web.post("chat/completions"))["message"]
     assert problem(await web.get("v1/completions"))["code"] == "method_not_allowed"
     too_long = await web.post("v1/completions", json={"prompt": "x" * 9000})
     assert problem(too_long)["code"] == "context_length_exceeded"

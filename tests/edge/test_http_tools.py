@@ -110,6 +110,9 @@ async def test_a_grammar_ends_the_answer_of_a_client_that_ignores_ends(says: Say
         await whole(openai, **{**forced, "max_tokens": 4})
         attach = verifier.opens[-1].attach
         assert not attach.sampling.grammar and attach.ignore_eos
+        own = {"type": "json_object", "schema": {"type": "object", "required": ["city"]}}
+        await whole(openai, response_format=own, **{**forced, "max_tokens": 4})
+        assert "city" in verifier.opens[-1].attach.sampling.grammar
 
 
 async def test_tools_calls_results_and_variables_reach_the_template(says: Says) -> None:
