@@ -225,13 +225,16 @@ class DistillLoop:
         return (file_digest(file) if file.is_file() else ""), file
 
     async def _work(self, run: RunFolder, stage: Stage) -> None:
-        """Do a stage in a thread. Raises StageFailed. If this is cancelled, the thread ends a training at once."""
+        """Do a stage in a thread. Raises StageFailed. If this is cancelled, a training ends at once, and this returns
+        when the thread has ended: until then no other process may use the state directory."""
         log.info("run %d: %s", run.number, stage)
         begun, stop = self._clock(), threading.Event()
+        working = asyncio.create_task(asyncio.to_thread(self._stages[stage], self._config, run, stop.is_set))
         try:
-            await asyncio.to_thread(self._stages[stage], self._config, run, stop.is_set)
+            await asyncio.shield(working)
         finally:
             stop.set()
+            await asyncio.gather(working, return_exceptions=True)
             self.stage_s[stage] += self._clock() - begun
         if run.stage == stage:
             raise StageFailed(f"{stage}: ended without its result")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +123,27 @@ async def test_a_dataset_that_is_too_small_to_be_judged_is_not_trained_on(world:
         "refused",
         "7 held-out sessions of the fresh classes, 8 are needed",
     )
+
+
+async def test_a_loop_that_is_ended_returns_when_its_stage_has_ended(world: World) -> None:
+    world.traffic(1_000)
+    loop, begun, ended = world.loop(), threading.Event(), threading.Event()
+
+    def dataset(config: object, run: RunFolder, stop: Callable[[], bool]) -> None:
+        begun.set()
+        while not stop():
+            time.sleep(0.005)
+        time.sleep(0.05)
+        ended.set()
+
+    loop._stages = {"dataset": dataset}
+    assert await loop.step() == 0
+    step = asyncio.create_task(loop.step())
+    await asyncio.to_thread(begun.wait, 60)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert ended.is_set()
 
 
 async def test_every_token_of_the_target_counts_once_and_none_of_the_future(world: World) -> None:
