@@ -73,7 +73,7 @@ def date(unix: float) -> str:
 
 def _document(t: pb.Tenant) -> Document:
     state = "configured" if t.configured else "revoked" if t.revoked_unix else "active"
-    return {"name": t.name, "state": state, **fields(t)}
+    return {"name": t.name, "state": state, **fields(t, "key_hash")}
 
 
 def _limits(options: argparse.Namespace) -> pb.TenantLimits:
