@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
-from edge_agent.drafting.loading import Draft
+from edge_agent.drafting.loading import NGRAM, Draft
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.download import RefusalKind, ReleaseRefused, download_urls, fetch
 from edge_agent.releases.state import InstalledRelease, ReleaseFolder, ReleaseState
@@ -165,7 +165,7 @@ class Follower:
             state = folder.state
             if state.current is not None and state.current.canary and state.current.manifest != digest:
                 return await self._go_back(folder, state.dropped())  # another is offered, so the canary is over
-            return True
+            return await self._keep_to(folder)
 
     async def _take(self, folder: ReleaseFolder, offer: pb.OfferReleaseResponse) -> bool:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
@@ -191,6 +191,7 @@ class Follower:
             return False  # no third model is loaded
         draft = await self._loaded(folder, release)
         try:
+            await asyncio.to_thread(folder.read)  # as above: all of this may have taken minutes
             await asyncio.to_thread(folder.change, folder.state.take(release))
         except BaseException:  # a cancellation
             await self._drafts.free(draft)
@@ -228,7 +229,16 @@ class Follower:
             return await self._go_back(folder, state.left())
         if state.current is not None and state.current.version > state.floor and state.last_good is not None:
             return await self._go_back(folder, state.dropped())
-        return True
+        return await self._keep_to(folder)
+
+    async def _keep_to(self, folder: ReleaseFolder) -> bool:
+        """Draft with the current release of the state, where another process has gone back to it; not with one that has
+        failed here."""
+        current = folder.state.current
+        name = current.digest if current is not None else NGRAM
+        if self._in_use == name or (current is not None and current.manifest in self._refusals):
+            return True
+        return await self._go_back(folder, folder.state)
 
     async def _go_back(self, folder: ReleaseFolder, state: ReleaseState) -> bool:
         """Use the current release of another state, whose file is here, or none."""

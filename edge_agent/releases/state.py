@@ -100,10 +100,14 @@ class ReleaseFolder:
         self.files = ArtifactStore(self.path, ".gguf")
         self.state = ReleaseState()
         """The state that holds for this process; `read` and `change` replace it."""
+        self._is_behind = False
+        """Whether the state on disk is an older one, since the last one could not be written."""
         self.read()
 
     def read(self) -> None:
-        """Take the state on disk, if there is one that can be used."""
+        """Take the state on disk, if there is one that can be used, and all changes of this process are in it."""
+        if self._is_behind:
+            return
         file = self.path / _STATE
         try:
             self.state = ReleaseState.model_validate_json(file.read_bytes())
@@ -115,10 +119,11 @@ class ReleaseFolder:
 
     def change(self, state: ReleaseState) -> None:
         """Change the state of this process, and on disk too where there is room."""
-        self.state = state
+        self.state, self._is_behind = state, False
         try:
             atomic_files.write(self.path / _STATE, state.model_dump_json(indent=1).encode())
         except OSError as error:
+            self._is_behind = True
             log.warning("%s cannot be written, so the change is lost with this process: %s", self.path, error)
 
     def tidy(self, wanted: str = "") -> None:

@@ -279,6 +279,18 @@ async def test_a_client_beside_another_one_is_the_same_device_and_takes_what_tha
     await second.end()
 
 
+async def test_a_canary_that_is_withdrawn_is_left_by_every_process(device: Device, cluster: Cluster) -> None:
+    canary = await device.takes(1, canary=True)
+    second = Device(cluster)
+    await second.start()
+    await until(lambda: second.in_use == canary and second.follower._serial == cluster.offer.serial)
+    device.offer(OfferReleaseResponse())
+    await until(lambda: device.in_use == NGRAM)
+    second.follower.notice(cluster.offer.serial)
+    await until(lambda: second.in_use == NGRAM)
+    await second.end()
+
+
 async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Loaded] = []
 
