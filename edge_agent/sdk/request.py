@@ -50,7 +50,11 @@ _MAX_SHOWN = 80
 
 
 def _plain(value: Any) -> Any:
-    """Return an array, or a number, of NumPy's or the like as Python's own; other values as they are."""
+    """Return arrays and numbers of NumPy's or the like as Python's own, also in lists and mappings."""
+    if type(value) in (list, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(one) for key, one in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
 
 

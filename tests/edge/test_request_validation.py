@@ -56,7 +56,10 @@ def test_what_stands_for_a_number_is_taken() -> None:
     assert (request.max_tokens, request.stop_token_ids) == (4, (1, 2))
     assert request.sampling == SamplingParams(temperature=0.5, top_k=7, seed=2**64 - 1, logit_bias=((3, 1.0),))
     assert {type(value) for value in (request.max_tokens, request.sampling.seed, *request.stop_token_ids)} == {int}
-    assert check_prompt(np.array([3, 4])) == check_prompt(iter([3, 4])) == (3, 4)
+    assert (
+        check_prompt(np.array([3, 4])) == check_prompt(list(np.array([3, 4]))) == check_prompt(iter([3, 4])) == (3, 4)
+    )
+    assert Request.of(logit_bias={np.int64(3): np.float32(0.5)}).logit_bias == {3: 0.5}  # type: ignore[dict-item]
     assert len(check_messages([{"role": "user", "content": "x"}])) == 1
 
 
