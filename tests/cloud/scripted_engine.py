@@ -59,11 +59,6 @@ class ScriptedEngine:
         assert self._writer is not None
         self._writer.write(ipc.frame(engine_pb2.EngineEvent(session_id=session_id, epoch=epoch, **kind)))
 
-    def send_bytes(self, data: bytes) -> None:
-        """Send a frame with any content."""
-        assert self._writer is not None
-        self._writer.write(len(data).to_bytes(4, "little") + data)
-
     def commit(self, session_id: str, epoch: int, start: int, tokens: list[int], finish: int = 0) -> None:
         self.send(session_id, epoch, commit=session_pb2.Commit(epoch=epoch, start=start, token=tokens, finish=finish))
 
