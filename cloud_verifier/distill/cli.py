@@ -185,6 +185,8 @@ async def _once(config: DistillConfig) -> int:
         print(described(config))
         return 0
     print(f"run {ended.number}: {outcome.result} {outcome.reason}".rstrip())
+    if outcome.result == "failed":
+        return EXIT_FAILED
     return 0 if outcome.result in ("stable", "waiting") else EXIT_REFUSED
 
 
