@@ -123,17 +123,3 @@ class Walk:
         if child is not None:
             self._rows.append(child)
         self.row = None if ended else child
-
-
-def verify(
-    batch: TreeBatch, target_token: Callable[[int, Sequence[int]], int], ends: Callable[[int, int], bool]
-) -> Verified:
-    """Walk down one batch alone.
-
-    target_token(row, path): returns the target's token after that row, or the child that a lossy rule accepts there;
-    `path` is the tokens accepted in this step. ends: as for Walk.
-    """
-    walk = Walk(batch, ends)
-    while walk.row is not None:
-        walk.take(target_token(walk.row, walk.tokens))
-    return walk.verified

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from single_walk import verify
+
 from outrider.core.errors import ProtocolViolation
 from outrider.core.protocol.device import DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import (
@@ -28,7 +30,7 @@ from outrider.core.protocol.messages import (
 )
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
+from outrider.core.verification import TreeBatch, Verified, tree_batch_of
 
 EOS = 99
 PROMPT = (1, 2, 3, 4, 5)

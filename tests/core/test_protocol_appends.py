@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_messages import attach
+from single_walk import verify
 
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import Append, Cancel, Finish, SessionLimits, append_message
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import tree_batch_of, verify
+from outrider.core.verification import tree_batch_of
 
 EPOCH = 3
 EOS = 9

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from session_messages import changed
 from simulator import EOS, Broken, Machine, run_schedule
+from single_walk import verify
 
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish, append_message, parents_of
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import Verified, verify
+from outrider.core.verification import Verified
 
 D, V = DeviceSession, VerifierSession
 SCHEDULES = range(10_000) if os.environ.get("OUTRIDER_NIGHTLY") else range(1_000)

@@ -17,11 +17,12 @@ import chi_square
 import numpy as np
 import pytest
 from filtered import filtered_log_probs
+from single_walk import verify
 
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import log_softmax
 from outrider.core.sampling import SamplingParams
-from outrider.core.verification import TreeBatch, verify
+from outrider.core.verification import TreeBatch
 
 VOCABULARY = 5
 LENGTH = 3

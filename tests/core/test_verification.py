@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from single_walk import verify
 
-from outrider.core.verification import TreeBatch, verify
+from outrider.core.verification import TreeBatch
 
 # Batch: row 0, its children 5 (row 1) and 6 (row 2), and 7 (row 3) below 5.
 BATCH = TreeBatch(ids=(11, 12, 13), parents=(0, 0, 1), tokens=(5, 6, 7), depths=(1, 1, 2), position=4)

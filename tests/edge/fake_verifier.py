@@ -14,6 +14,7 @@ import grpc
 import pytest
 from ports import unused_port
 from session_messages import directive
+from single_walk import verify
 
 from outrider.core.errors import Fenced, NotFound, OutriderError, Unavailable, VocabularyMismatch
 from outrider.core.protocol.messages import (
@@ -27,7 +28,7 @@ from outrider.core.protocol.messages import (
     pack_logprobs,
 )
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.verification import tree_batch_of, verify
+from outrider.core.verification import tree_batch_of
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire import checks
 from outrider.wire.channels import bind, server

@@ -13,6 +13,7 @@ from collections import deque
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from single_walk import verify
 
 from cloud_verifier.engine.nodes import PendingNodes, ProposedTree
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
@@ -20,7 +21,7 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
-from outrider.core.verification import tree_batch_of, verify
+from outrider.core.verification import tree_batch_of
 
 VOCABULARY, EOS = 4, 3
 LIMITS = st.builds(

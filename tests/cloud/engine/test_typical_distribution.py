@@ -16,11 +16,12 @@ from functools import cache, partial
 import numpy as np
 import pytest
 from chi_square import Prefix, joint, p_value
+from single_walk import verify
 
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.processors import surviving_log_probs
 from outrider.core.sampling import MAX_DELTA, SamplingParams, TypicalAcceptance
-from outrider.core.verification import TreeBatch, verify
+from outrider.core.verification import TreeBatch
 
 IDS = np.arange(4)
 LENGTH = 3
