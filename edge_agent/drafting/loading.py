@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from edge_agent.drafting.growth import DecodeLatency
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
+from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ async def load(
 ) -> Draft:
     """Load a GGUF file, or several, and compare their vocabularies with the target's.
 
-    path: of several, the best one first.
+    path: of several, the best one first; one that is refused is left out, unless it is the last one left.
     name: for people; several are named by their files. digest: SHA-256 of a single file in hex, where it is known.
     Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
     """
@@ -127,9 +128,16 @@ def _load_all(paths: Sequence[tuple[Path, str, str]], target_table: Sequence[byt
     """Load files, each with its name and its digest or ""."""
     models: list[LoadedModel] = []
     with contextlib.ExitStack() as failing:
-        for path, name, digest in paths:
-            models.append(_load(path, name, target_table, options, digest))
-            failing.callback(models[-1].model.close)
+        for number, (path, name, digest) in enumerate(paths, start=1):
+            try:
+                loaded = _load(path, name, target_table, options, digest)
+            except ModelRefused as error:
+                if not models and number == len(paths):
+                    raise
+                log.warning("the draft %s is left out: %s", name, error)
+                continue
+            failing.callback(loaded.model.close)
+            models.append(loaded)
         for loaded in models:
             loaded.context_length = _context_length(loaded, options, contexts=options.workers * len(models))
         failing.pop_all()

@@ -1,4 +1,4 @@
-"""Test two drafts on llama.cpp at once: both propose, and the output stays."""
+"""Test two drafts on llama.cpp at once: both propose, the output stays, and one that is refused leaves the other."""
 
 from __future__ import annotations
 
@@ -42,10 +42,16 @@ async def test_two_drafts_propose_together_and_the_output_stays(
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-async def test_a_draft_that_is_refused_is_named(verifier: FakeVerifier, tiny_gguf: Path, tmp_path: Path) -> None:
+async def test_a_draft_that_is_refused_is_left_out(
+    verifier: FakeVerifier, tiny_gguf: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = tmp_path / "broken.gguf"
     await asyncio.to_thread(broken.write_bytes, b"GGUF and nothing else")
     for draft in ([broken, tiny_gguf], [tiny_gguf, broken]):
         async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=draft) as client:
-            with pytest.raises(ModelRefused, match=r"broken\.gguf"):
-                await client.generate("x", max_tokens=20)
+            completion = await client.generate("x", max_tokens=20)
+        assert completion.statistics.draft == tiny_gguf.name and completion.statistics.draft_failure == ""
+    assert sum("broken.gguf is left out" in line for line in caplog.messages) == 2
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=[broken, broken]) as client:
+        with pytest.raises(ModelRefused, match=r"broken\.gguf"):
+            await client.generate("x", max_tokens=20)
