@@ -5,8 +5,8 @@
 A step has n query rows of m sessions. The curve is linear between knots: it is flat while the processor waits for its
 memory and steep once it computes. The share is what a session costs beside its rows, mostly attention over its prefix.
 Both are fitted online by a Kalman filter (1960), whose state, the values at the knots and the share, may drift slowly.
-The value of a small number of rows that no step reads sinks towards that of fewer rows: a price that is too high keeps
-steps below it, so that none would ever show it wrong. Sunk, it is tried, and a step or two correct it.
+Values beyond a step's rows, up to a bound, sink towards those of fewer rows: a price that is too high keeps steps below
+it, so that none would ever show it wrong. Sunk, it is tried, and a step or two correct it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOISE = 0.1
 _DRIFT = 0.003
 """The share of itself by which a value may change from step to step: prefixes grow, sessions come and go."""
 _SINK = 1e-3
-"""The part of its distance from the value of the next smaller knot that an unread value loses in each step."""
+"""The part of its distance from the value of the next smaller knot that a value beyond a step loses by it."""
 _SINKS_TO = 64
 """The most rows whose value sinks. Larger steps read prompts, which no price prevents."""
 _PROFILED = 0.1
@@ -93,9 +93,10 @@ class StepCost:
         return moved
 
     def _forget(self, reads: Floats) -> None:
-        """Let values drift by a step, and unread ones sink; none becomes less certain than before the first step."""
-        unread = (reads[1:] <= 0.0) & (self._rows[1:] <= _SINKS_TO)
-        self._state[1:-1] -= _SINK * unread * np.maximum(0.0, np.diff(self._state[:-1]))
+        """Let values drift by a step, and those beyond it sink; none gets less certain than before the first step."""
+        above = np.arange(1, len(reads)) > np.flatnonzero(reads).max(initial=0)
+        sinks = above & (self._rows[1:] <= _SINKS_TO)
+        self._state[1:-1] -= _SINK * sinks * np.maximum(0.0, np.diff(self._state[:-1]))
         greatest = (self._unsure * self._scale()) ** 2
         diagonal = self._covariance.diagonal() + (_DRIFT * self._scale()) ** 2
         shrink = np.sqrt(np.minimum(1.0, greatest / diagonal))
