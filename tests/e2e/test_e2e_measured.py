@@ -18,14 +18,18 @@ OPTIONS: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "temperature"
 
 
 def test_a_session_is_steered_by_what_was_measured_and_says_why(cluster: Cluster, client: Client) -> None:
-    with grpc.insecure_channel(cluster.address) as channel, client.stream(PROMPT, **OPTIONS) as stream:
-        assert stream.next()
+    with grpc.insecure_channel(cluster.address) as channel:
         admin = coordinator_pb2_grpc.AdminStub(channel)
 
         def decided() -> pb.WindowDecision | None:
-            request = pb.ListSessionsRequest(session_id=stream.statistics.session_id)
-            sessions = admin.ListSessions(request, metadata=bearer(ADMIN)).sessions
-            return next((one.window for one in sessions if one.window.observations >= 24), None)
+            """Return what is decided of a session while it runs; it may end before enough is known of it."""
+            with client.stream(PROMPT, **OPTIONS) as stream:
+                while stream.next() is not None:
+                    request = pb.ListSessionsRequest(session_id=stream.statistics.session_id)
+                    for one in admin.ListSessions(request, metadata=bearer(ADMIN)).sessions:
+                        if one.window.observations >= 24:
+                            return one.window
+            return None
 
         found = until(decided)
     assert found.rtt_ms > 0 and found.reason
