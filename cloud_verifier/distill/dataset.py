@@ -92,7 +92,7 @@ class DatasetCard(BaseModel):
 
 @dataclass
 class Session:
-    """What the log has of one session."""
+    """Holds what the log has of one session."""
 
     session_id: str
     tenant: str

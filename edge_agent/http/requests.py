@@ -36,11 +36,11 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag"), ()),
     **dict.fromkeys(("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "tools"), ([],)),
     **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),
-    **dict.fromkeys(("skip_special_tokens",), (True,)),
     **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
     **dict.fromkeys(("grammar", "suffix"), ("",)),
     **dict.fromkeys(("chat_template_kwargs", "json_schema"), ({},)),
     "best_of": (1,),
+    "skip_special_tokens": (True,),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
 }
@@ -50,12 +50,12 @@ ALL_TOKENS, RANDOM_SEED = -1, -1
 LEAST_TEMPERATURE = 1e-3
 """Any lower temperature but 0 is greedy, too; so is a top_p of 0."""
 _OF_THE_PROMPTS_END = ("add_generation_prompt", "continue_final_message")
-_HARMLESS_ANYWAY = frozenset(
-    {"guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"}  # honoured elsewhere
+_KNOWN = frozenset(
+    {"guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"}
     | {"metadata", "prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "safety_identifier"}
     | {"service_tier", "store", "user", "verbosity"}
 )
-"""Fields that change no answer here, whatever their values."""
+"""Fields without a type of their own that are honoured, by `answer_grammar`, or change no answer."""
 _FIELD = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -182,7 +182,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     @property
     def ignored(self) -> str:
         """Return the names of the fields that this server does not know, a list with commas; most are misspelt."""
-        unknown = (name for name in self.model_extra or {} if name not in _HARMLESS and name not in _HARMLESS_ANYWAY)
+        unknown = (name for name in self.model_extra or {} if name not in _HARMLESS and name not in _KNOWN)
         return ", ".join(name if _FIELD.fullmatch(name) else "..." for name in unknown)[:200]
 
     def options(self, choice: int) -> Options:

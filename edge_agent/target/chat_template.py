@@ -103,10 +103,8 @@ class ChatTemplate:
         spells out one of `controls`, that is encoded apart and plain, so that nobody can end his turn and begin the
         system's, in a message no more than in a tool's result.
         """
-        given = {
-            "messages": turns_of(messages),
-            **(variables or {}),
-        }  # the JSON text of a call can hide a control token
+        # The JSON text of a call can hide a control token, so its arguments are read first.
+        given = {"messages": turns_of(messages), **(variables or {})}
         texts = list(_texts(given))
         spelt = sorted((one for one in controls if any(one in text for text in texts)), key=len, reverse=True)
         if not spelt:

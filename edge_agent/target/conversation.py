@@ -83,13 +83,13 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
     called |= {tool["function"]["description"] for tool in described}
     ordered = set(said)
     renders: Form | None = None
-    refusal: BadRequest | None = None
+    refusals: list[BadRequest] = []
     for form in _forms(turns, tools):
         try:
             given, defined = form(marked, described)
             text = render(given, defined)
         except BadRequest as error:
-            refusal = refusal or error
+            refusals.append(error)
             continue
         renders = renders or form
         found = _MARK.findall(text)
@@ -100,8 +100,7 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
         if in_order and whole and not word:
             return form
     if renders is None:
-        assert refusal is not None
-        raise refusal
+        raise refusals[0]
     return renders
 
 
