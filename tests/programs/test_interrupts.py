@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from small_pair import DRAFT, TARGET
 
+from cloud_verifier.distill.publisher import create_key
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 LAST_IMPORTS = {
@@ -38,14 +40,16 @@ def silent() -> Iterator[str]:
 
 def arguments(name: str, silent: str, folder: Path) -> Sequence[str]:
     """Return a command line with which a program does not end by itself in its first moments."""
-    target, draft = str(TARGET), str(DRAFT)
+    target, draft, key = str(TARGET), str(DRAFT), folder / "publisher-key.pem"
+    if not key.exists():
+        create_key(key)
     return {
         "outrider": ["status", "--coordinator", silent],
         "outrider-coordinator": ["--listen", "127.0.0.1:0", "--state-dir", str(folder)],
         "outrider-distill": [
             *("run", "--target", target, "--draft", draft),
             *("--traffic", str(folder / "traffic"), "--artifacts", str(folder / "artifacts")),
-            *("--state", str(folder / "state")),
+            *("--key", str(key), "--state-dir", str(folder / "state")),
         ],
         "outrider-edge": ["chat", "--verifier", silent, "--message", "x"],
         "outrider-verifier": ["--listen", "127.0.0.1:0", "--model", target],
