@@ -289,5 +289,5 @@ def _report(live: LiveSessions, counters: FrontCounters, host: EngineHost) -> co
             session = report.sessions.add()
             session.CopyFrom(measured)
             session.tenant, session.traffic_class = stream.claims.tenant, stream.claims.traffic_class
-            session.rtt_ms = stream.rtt_ms
+            session.rtt_ms, session.draft_ms = stream.rtt_ms, stream.draft_ms
     return report

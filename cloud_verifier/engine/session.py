@@ -69,15 +69,9 @@ class DeviceTiming:
         self._under_way: deque[tuple[float, int]] = deque()
         """(time, position after it) of commits that the device may not have received."""
         self._answer_s = MovingAverage(0.1)
-        self._draft_s = MovingAverage(0.1)
         self._empty_answers = 0
         self._futile_waits = 0
         """Draft waits that ended without a node, since nodes came in time or were evaluated."""
-
-    @property
-    def draft_ms(self) -> float:
-        """Return the mean time in which the device drafts one level of its tree; 0 if unknown."""
-        return 1e3 * self._draft_s.value
 
     @property
     def answers_s(self) -> float:
@@ -96,14 +90,11 @@ class DeviceTiming:
             position = self._under_way.popleft()[1]
         return position
 
-    def on_message(self, message: Append, now: float, levels: int) -> None:
-        """Learn from a message. levels: depth of the tree if its nodes are the first after a commit that left none."""
-        if levels and self.rtt_s:
-            # The time beside the way there and back was drafting, of all the levels that came together.
+    def on_message(self, message: Append, now: float, *, first: bool) -> None:
+        """Learn from a message. first: whether its nodes are the first after a commit that left none."""
+        if first and self.rtt_s:
             self._futile_waits = 0
-            drafted_s = max(0.0, now - self.last_commit - self.rtt_s)
-            self._answer_s.add(drafted_s)
-            self._draft_s.add(drafted_s / levels)
+            self._answer_s.add(max(0.0, now - self.last_commit - self.rtt_s))
         if message.token:
             self._empty_answers = 0
         elif message.idle:
@@ -234,7 +225,6 @@ class EngineSession:
             evaluated=self._evaluated,
             accepted=self._accepted,
             acceptance_history=history.outcomes(siblings=self.nodes.trees),
-            draft_ms=self.timing.draft_ms,
             nodes_per_level=self._nodes_per_level.value,
             draft_release=self.draft_release,
             positions=history.positions,
@@ -253,8 +243,7 @@ class EngineSession:
             protocol.unreceived = delivered
         without = self._steps > 0 and not len(protocol.tree) and message.base == protocol.position
         protocol.append(message)
-        levels = max((protocol.tree.depth(node.id) for node in protocol.tree), default=0) if without else 0
-        self.timing.on_message(message, now, levels)
+        self.timing.on_message(message, now, first=without and len(protocol.tree) > 0)
         self.nodes.changed()
 
     def set_draft_release(self, draft_release: str) -> None:

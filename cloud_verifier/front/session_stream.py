@@ -89,6 +89,8 @@ class SessionStream:
         """Whether the engine sends the session's tokens for the traffic log."""
         self.counters = StreamCounters(counters, claims.tenant if claims.api_key_id else "")
         self.heartbeat = Heartbeat(PING_S, SILENCE_S)
+        self.draft_ms = 0.0
+        """Time in which the device drafts one level of its tree, as it says; 0 while that is unknown."""
         self._directives = DirectiveState(config.directive, claims.limits)
         self._vocabulary_size = vocabulary_size
         self._limiter = RateLimiter(MESSAGES_PER_S, BURST)
@@ -236,6 +238,8 @@ class SessionStream:
 
     def _pong(self, pong: session_pb2.Pong, on_first_rtt: Callable[[], None]) -> None:
         """Measure the round trip, and tell the engine."""
+        checks.check_pong(pong)
+        self.draft_ms = pong.draft_ms
         known = self.heartbeat.rtt_ms > 0.0
         sample_ms = self.heartbeat.pong(pong.nonce)
         if sample_ms is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ from outrider.core.tree import ROOT
 
 if TYPE_CHECKING:
     from edge_agent.drafting.pool import DraftPool
+
+_QUICKEST_S = 1e-4
+"""Time of a level that n-grams draft, which is not measured."""
 
 
 @dataclass(eq=False)
@@ -106,6 +110,11 @@ class DraftSession:
     def name(self) -> str:
         """Name of the draft in use; empty for none."""
         return self.draft.name if self.draft is not None else ""
+
+    def level_ms(self) -> float:
+        """Return the time in milliseconds in which one level of the tree is drafted; 0 where nothing drafts."""
+        level_s = self._current.worker.decode_s if self._current is not None else math.inf
+        return 1000.0 * max(_QUICKEST_S, level_s) if level_s < math.inf else 0.0
 
     def use(self, worker: DraftWorker) -> None:
         """Draft with this worker, which the session gives back."""

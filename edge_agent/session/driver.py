@@ -114,7 +114,7 @@ class SessionDriver:
         before = self._session.progress
         self._statistics.attached(target.address)
         try:
-            async with VerifierStream(self._channels, target, self._statistics) as stream:
+            async with VerifierStream(self._channels, target, self._statistics, self._draft.level_ms) as stream:
                 self._open(stream, target)
                 while not self._session.finished:
                     self._handle(await stream.receive())

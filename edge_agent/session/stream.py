@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Self
 
 import grpc
@@ -48,10 +49,14 @@ class VerifierStream:
     the verifier or its engine, or if the verifier hears nothing from here; no new session uses the channel then.
     """
 
-    def __init__(self, channels: Channels, target: AttachTarget, statistics: Statistics) -> None:
+    def __init__(
+        self, channels: Channels, target: AttachTarget, statistics: Statistics, draft_ms: Callable[[], float]
+    ) -> None:
+        """draft_ms: returns the time in which this device drafts one level of its tree; 0 if it drafts nothing."""
         self._channels = channels
         self._target = target
         self._statistics = statistics
+        self._draft_ms = draft_ms
         self._channel = channels.to(target)
         self._answered = False
         """Whether the verifier has sent anything."""
@@ -124,7 +129,7 @@ class VerifierStream:
                 checks.check_directive(received)
             case pb.Ping():
                 self._check(received)
-                self._put(pb.ClientMessage(pong=pb.Pong(nonce=received.nonce)))
+                self._put(pb.ClientMessage(pong=pb.Pong(nonce=received.nonce, draft_ms=self._draft_ms())))
         return received
 
     def _check(self, ping: pb.Ping) -> None:

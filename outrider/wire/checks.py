@@ -154,6 +154,11 @@ def check_ping(message: pb.Ping) -> None:
     between("ping.rtt_ms", message.rtt_ms, 0.0, 1e6)
 
 
+def check_pong(message: pb.Pong) -> None:
+    """Raise BadRequest for a drafting time that none is."""
+    between("pong.draft_ms", message.draft_ms, 0.0, 1e6)
+
+
 def check_draft_in_use(message: pb.DraftInUse) -> None:
     """Raise BadRequest for a draft release that none is; it is empty if the device no longer drafts."""
     bounds.label("draft.release", message.release)

@@ -276,10 +276,11 @@ async def test_the_round_trip_of_a_ping_is_measured_once_and_reaches_the_engine(
         ping = await stream.ping()
         await asyncio.sleep(0.03)
         for nonce in (ping.nonce, ping.nonce, 12345):  # it is believed once
-            await stream.send(pong=session_pb2.Pong(nonce=nonce))
+            await stream.send(pong=session_pb2.Pong(nonce=nonce, draft_ms=1.5))
         update = (await running.engine.asked("update")).update
         assert update.rtt_ms >= 30.0
-        assert running.service.live.streams["s"].rtt_ms == update.rtt_ms
+        served = running.service.live.streams["s"]
+        assert (served.rtt_ms, served.draft_ms) == (update.rtt_ms, 1.5)
         assert news == ["known"]
         stream.call.cancel()
 

@@ -56,7 +56,7 @@ async def opened(script: Script, channels: Channels) -> AsyncIterator[tuple[Fake
     """Yield a verifier, and a stream of which the first tokens have come."""
     async with (
         FakeVerifier(script) as verifier,
-        VerifierStream(channels, AttachTarget(verifier.address, 1), Statistics()) as stream,
+        VerifierStream(channels, AttachTarget(verifier.address, 1), Statistics(), lambda: 0.0) as stream,
     ):
         stream.open(Open(session_id="s", attach=attach(1, (1, 2, 3), max_tokens=4_000)))
         while not isinstance(await stream.receive(), Commit):

@@ -251,10 +251,12 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., heard: _Optional[int] = ..., engine_quiet_ms: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce",)
+    __slots__ = ("nonce", "draft_ms")
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
-    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+    draft_ms: float
+    def __init__(self, nonce: _Optional[int] = ..., draft_ms: _Optional[float] = ...) -> None: ...
 
 class TargetIdentity(_message.Message):
     __slots__ = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
