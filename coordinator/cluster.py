@@ -8,12 +8,14 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from coordinator import START_TIMEOUT_S
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.backoff import backoff_s
+from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.processes import tied_to_this_process
 from outrider.settings import VARIABLE
 
@@ -22,6 +24,12 @@ EXIT_REFUSED = 2
 """Exit code of a coordinator or verifier that refuses its settings or its files."""
 MAX_LINE = 1 << 26
 """Bytes of a line that a child may write."""
+QUICK_S = 60.0
+"""Seconds after it was ready within which a child's end is a quick one."""
+QUICK_ENDS = 5
+"""Quick ends in a row after which a child is not started again."""
+PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+"""Seconds until a child that has ended is started again: after the first quick end, doubling, and at most."""
 _READY = "listening on "
 _COORDINATOR = "OUTRIDER_COORDINATOR_"
 _SETTINGS = ("OUTRIDER_EDGE_", _COORDINATOR, "OUTRIDER_VERIFIER_", VARIABLE)
@@ -46,16 +54,8 @@ OnLog = Callable[[str, str], None]
 class Child:
     """A process of the cluster, which leads its own process group."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path | None) -> None:
-        self.name = name
-        self.address = ""
-        self._process = process
-        self._log = log
-        self._readers: list[asyncio.Task[None]] = []
-
-    @classmethod
-    async def start(
-        cls,
+    def __init__(
+        self,
         name: str,
         command: Sequence[str],
         *,
@@ -64,42 +64,56 @@ class Child:
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
-    ) -> Child:
-        """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log, or
-        BadRequest if it refuses its settings or its files.
+    ) -> None:
+        """Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None.
 
-        Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None. cores: CPUs to
-        pin it to, all if empty. environment: its variables, by default those of this process.
+        cores: CPUs to pin it to, all if empty. environment: its variables, by default those of this process.
         """
-        pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
-        with log.open("ab") if log else contextlib.nullcontext() as file:
-            process = await asyncio.create_subprocess_exec(
+        self.name = name
+        self.address = ""
+        self._command = command
+        self._log = log
+        self._on_log = on_log
+        self._cores = cores
+        self._timeout_s = timeout_s
+        self._environment = environment
+        self._process: asyncio.subprocess.Process
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Self:
+        """Start the command and wait until it prints where it listens; a later start listens there, too.
+
+        Raises Unavailable with the end of its log, or BadRequest if it refuses its settings or its files.
+        """
+        pin = ["taskset", "--cpu-list", ",".join(map(str, self._cores))] if self._cores else []
+        again = ["--listen", self.address] if self.address else []
+        with self._log.open("ab") if self._log else contextlib.nullcontext() as file:
+            self._process = await asyncio.create_subprocess_exec(
                 *tied_to_this_process(),
                 *pin,
-                *command,
+                *self._command,
+                *again,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE if on_log else file,
+                stderr=asyncio.subprocess.PIPE if self._on_log else file,
                 start_new_session=True,
-                env=environment,
+                env=self._environment,
                 limit=MAX_LINE,
             )
-        child = cls(name, process, log)
-        if on_log is not None:
-            child._readers.append(asyncio.create_task(child._read_log(on_log)))
+        self._readers = [asyncio.create_task(self._read_log(self._on_log))] if self._on_log else []
         try:
-            async with asyncio.timeout(timeout_s):
-                await child._await_ready()
+            async with asyncio.timeout(self._timeout_s):
+                await self._await_ready()
         except TimeoutError:
-            await child.stop()
+            await self.stop()
             raise Unavailable(
-                f"{name} was not ready within {timeout_s:.0f} s; a large model may need a longer"
-                f" --start-timeout-s{child._log_end()}"
+                f"{self.name} was not ready within {self._timeout_s:.0f} s; a large model may need a longer"
+                f" --start-timeout-s{self._log_end()}"
             ) from None
         except BaseException:  # a caller that gives up waiting must not leave it running, nor its scratch
-            await child.stop()
+            await self.stop()
             raise
-        child._readers.append(asyncio.create_task(child._drain()))
-        return child
+        self._readers.append(asyncio.create_task(self._drain()))
+        return self
 
     @property
     def pid(self) -> int:
@@ -110,6 +124,7 @@ class Child:
         return self._process.returncode is None
 
     async def wait(self) -> int:
+        """Return its exit code once it has ended: the signal that ended it, negative, if one did."""
         return await self._process.wait()
 
     def signal_group(self, signum: int) -> None:
@@ -140,7 +155,7 @@ class Child:
                 return
         code = await self._process.wait()
         refused = BadRequest if code == EXIT_REFUSED else Unavailable
-        raise refused(f"{self.name} ended with exit code {code} before it was ready{self._log_end()}")
+        raise refused(f"{self.name} {_how_it_ended(code)} before it was ready{self._log_end()}")
 
     async def _drain(self) -> None:
         """Read stdout to its end, since a child that writes more must not block on a full pipe."""
@@ -161,6 +176,16 @@ async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
     if stream is not None:
         async for line in stream:
             yield line.decode(errors="replace").rstrip("\r\n")
+
+
+def _how_it_ended(code: int) -> str:
+    """Return in words what an exit code says, which is a signal's number if it is negative."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):  # a real-time signal has no name
+        name = signal.Signals(-code).name
+        return f"was ended by {name}" + (", as when memory runs out" if name == "SIGKILL" else "")
+    return f"was ended by signal {-code}"
 
 
 class Cluster:
@@ -231,7 +256,7 @@ class Cluster:
     async def _start(
         self, name: str, command: Sequence[str], cores: Sequence[int], environment: Mapping[str, str]
     ) -> Child:
-        return await Child.start(
+        child = Child(
             name,
             command,
             log=self._logs / f"{name}.log" if self._logs else None,
@@ -240,3 +265,43 @@ class Cluster:
             timeout_s=self._start_timeout_s,
             environment=environment,
         )
+        return await child.start()
+
+    async def keep(self, say: Callable[[str], None]) -> bool:
+        """Start children that end again, at their addresses, until the last verifier has ended for good.
+
+        That ends with the coordinator, too, if it is given up. say: called with what has happened. Return whether all
+        verifiers have ended in order, as after a drain.
+        """
+        last = asyncio.gather(*(self._kept(child, say) for child in self.verifiers))
+        coordinator = asyncio.create_task(self._kept(self.coordinator, say)) if self.coordinator else last
+        try:
+            await asyncio.wait({last, coordinator}, return_when=asyncio.FIRST_COMPLETED)
+            return last.done() and all(last.result())
+        finally:
+            last.cancel()
+            coordinator.cancel()
+            await asyncio.gather(last, coordinator, return_exceptions=True)
+
+    async def _kept(self, child: Child, say: Callable[[str], None]) -> bool:
+        """Start a child again whenever it ends. Return True once a verifier has drained, False if one is given up."""
+        ends = 0
+        while True:
+            since = time.monotonic()
+            code = await child.wait()
+            if code == 0 and child is not self.coordinator:
+                say(f"{child.name} has drained and ended")
+                return True
+            ends = ends + 1 if time.monotonic() - since < QUICK_S else 1
+            if ends == QUICK_ENDS:
+                say(f"{child.name} {_how_it_ended(code)}, for the {ends}th time soon after its start: it is given up")
+                return False
+            pause_s = backoff_s(ends, PAUSE_S, MAX_PAUSE_S, jitter=0.0)
+            say(f"{child.name} {_how_it_ended(code)}; it is started again in {pause_s:g} s")
+            await child.kill()  # what is left of its group
+            await asyncio.sleep(pause_s)
+            try:
+                await child.start()
+                say(f"{child.name} is ready again at {child.address}")
+            except (OutriderError, OSError) as error:
+                say(str(error))

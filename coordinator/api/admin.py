@@ -64,6 +64,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
             total=len(ids),
             store=self.store.name,
             uptime_s=time.monotonic() - self._started,
+            lost_s=await self.verifiers.lost(),
         )
 
     @rpc

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from coordinator.cluster import Child, Cluster, stand_apart
-from coordinator.config import CoordinatorConfig
+from coordinator.config import EMBEDDED, CoordinatorConfig
+from coordinator.store.embedded_redis import EmbeddedServer
 from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import DEFAULT_COORDINATOR
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings import Layers, config_file, read_file
@@ -32,6 +33,8 @@ from outrider.telemetry.logs import JsonFormatter, LogFormat
 from outrider.wire import local_tokens
 
 EXIT_FAILED = 1
+REVIVE_S = 1.0
+"""Seconds between two looks at the embedded Redis server."""
 DRAFT = "smollm2-draft.gguf"
 _NEEDS = {
     "coordinator": ("redis", "cryptography", "jwt", "grpc_health", "starlette", "uvicorn"),
@@ -48,7 +51,8 @@ def up(options: argparse.Namespace) -> int:
     file = config_file(options.config)
     _check_extras("coordinator", "verifier")
     pair = _pair(options, {name for name in ("model", "draft") if _is_set("verifier", name, file)})
-    settings = Layers(CoordinatorConfig, {"state_dir": options.state_dir} if options.state_dir else {}, file)
+    given = {name: value for name in ("state_dir", "redis") if (value := getattr(options, name))}
+    settings = Layers(CoordinatorConfig, given, file)
     _log_format.set("json" if (options.log_format or settings.raw("log_format")) == "json" else "text")
     pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
     return asyncio.run(_up(options, pair, file, settings))
@@ -196,16 +200,22 @@ async def _up(
         *(["--insecure"] if options.insecure else []),
     ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
-    failed: list[Child] = []
+    in_order = True
     made, environment = _tokens(file)
     state_dir = Path(settings.raw("state_dir"))
     serves = settings.raw("artifacts") or settings.raw("http")
     drafts = [] if serves else ["--artifacts", str(state_dir / "artifacts"), "--http", "127.0.0.1:0"]
     async with (
-        Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s, environment=environment) as cluster,
         contextlib.AsyncExitStack() as stack,
+        Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s, environment=environment) as cluster,
     ):
         with _until_signal():
+            if (
+                settings.raw("redis") == EMBEDDED
+            ):  # here it outlives a coordinator, which finds all in it when it is back
+                redis = stack.enter_context(EmbeddedServer())
+                options.redis = redis.url
+                stack.callback(asyncio.create_task(_revive(redis)).cancel)
             await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
             if made:
                 path = stack.enter_context(local_tokens.kept(made, cluster.address, state_dir))
@@ -213,10 +223,19 @@ async def _up(
             verifier = (*pair, *_given(options, "name", "engine", "engine_python"), *shared, *trust, *options.passed_on)
             count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
             _say(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops", sys.stdout)
-            failed = await _failing(cluster)
-    for child in failed:
-        _say(f"outrider: {child.name} ended by itself; see its messages above")
-    return EXIT_FAILED if failed else 0
+            in_order = await cluster.keep(_say)
+    return 0 if in_order else EXIT_FAILED
+
+
+async def _revive(redis: EmbeddedServer) -> None:
+    """Start the Redis server again, empty, whenever it has ended."""
+    while True:
+        await asyncio.sleep(REVIVE_S)
+        try:
+            if await asyncio.to_thread(redis.revive):
+                _say("the embedded Redis server had ended; started an empty one, verifiers will register again")
+        except Unavailable as error:
+            _say(str(error))
 
 
 def _tokens(file: Path | None) -> tuple[Mapping[str, str], Mapping[str, str]]:
@@ -282,24 +301,6 @@ def _print_log(name: str, line: str) -> None:
     else:
         line = f"{name}: {line}"
     print(line, file=sys.stderr, flush=True)
-
-
-async def _failing(cluster: Cluster) -> list[Child]:
-    """Wait for the end; return the children that failed: none if the last verifier ends with 0, as after a drain."""
-    children = [child for child in (cluster.coordinator, *cluster.verifiers) if child is not None]
-    exits = {asyncio.create_task(child.wait()): child for child in children}
-    try:
-        while len(exits) > 1:
-            done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-            ended = [(task.result(), exits.pop(task)) for task in done]
-            if failed := [child for code, child in ended if code or child is cluster.coordinator]:
-                return failed
-            for _, child in ended:
-                _say(f"{child.name} has drained and ended", sys.stdout)
-        return []
-    finally:
-        for task in exits:
-            task.cancel()
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ COLUMNS: Columns = {
     "RTT": lambda v: ms(v["rtt_ms"]),
     "KV": lambda v: f"{v['kv_used']}/{v['kv_capacity']}",
     "LEASE": lambda v: f"{v['lease_s']:.1f} s",
+    "RESTARTS": lambda v: str(v["restarts"]),
     "STATE": lambda v: v["state"],
 }
 TOP_COLUMNS: Columns = {
@@ -67,6 +68,7 @@ async def status(options: argparse.Namespace, call: AdminCall) -> Result:
         "sessions": list(map(sessions.document, placed.sessions)),
         "store": serving.store,
         "uptime_s": serving.uptime_s,
+        "lost_s": dict(serving.lost_s),
         "total_verifiers": serving.total,
         "total_sessions": placed.total,
     }
@@ -139,6 +141,8 @@ async def update(options: argparse.Namespace, call: AdminCall) -> Result:
 def _overview(document: Document, session_columns: Columns) -> str:
     """Return the head and the tables of a document of `status`."""
     head = f"coordinator {document['coordinator']}, up {document['uptime_s']:.0f} s, store {clean(document['store'])}"
+    for name, seconds in sorted(document["lost_s"].items()):
+        head += f"\n{name} is lost: it did not leave in order, and its lease ended {seconds:.0f} s ago"
     verifiers = table(COLUMNS, document["verifiers"], _NO_VERIFIER)
     return f"{head}\n\n{verifiers}\n\n{table(session_columns, document['sessions'], sessions.NO_SESSIONS)}"
 

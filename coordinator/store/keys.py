@@ -10,7 +10,7 @@ PREFIX = "outrider:v4:"
 """Its number grows when what is kept under a key changes: bytes of another version are no message of this one."""
 
 FLEET = PREFIX + "fleet"
-"""ZSET verifier id -> end of its lease (ms of Redis TIME)."""
+"""ZSET verifier id -> end of its lease (ms of Redis TIME). One that has ended is kept for an hour."""
 
 REVOKED = PREFIX + "revoked"
 """ZSET "session_id:<id>" or "api_key_id:<id>" -> when it was ordered (us of Redis TIME, no two the same). Entries go
@@ -62,6 +62,12 @@ def verifier(verifier_id: str) -> str:
     (pb.RegisterRequest), `target` (pb.TargetIdentity), and of its last report `telemetry` (pb.VerifierTelemetry),
     `live` (sessions) and `draining` (0 or 1)."""
     return f"{PREFIX}verifier:{verifier_id}"
+
+
+def instances(verifier_id: str) -> str:
+    """Return the key of a STRING: the last instance of a verifier that did not leave in order, and how many were before
+    it. It expires long after it has registered."""
+    return f"{PREFIX}instances:{verifier_id}"
 
 
 def placements(verifier_id: str) -> str:

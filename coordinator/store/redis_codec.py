@@ -23,7 +23,7 @@ def target_from(text: str) -> Target:
     return target_from_proto(session_pb2.TargetIdentity.FromString(written(text)))
 
 
-def verifier_status(record: Mapping[str, str], ttl_ms: int, cordon: int) -> pb.VerifierStatus:
+def verifier_status(record: Mapping[str, str], ttl_ms: int, cordon: int, instances: str | None) -> pb.VerifierStatus:
     registration = pb.RegisterRequest.FromString(written(record["registration"]))
     return pb.VerifierStatus(
         verifier_id=registration.verifier_id,
@@ -33,6 +33,7 @@ def verifier_status(record: Mapping[str, str], ttl_ms: int, cordon: int) -> pb.V
         lease_s=max(ttl_ms, 0) / 1000,
         cordoned=bool(cordon),
         telemetry=telemetry_pb2.VerifierTelemetry.FromString(written(record.get("telemetry"))),
+        restarts=int((instances or "0").split()[-1]),
     )
 
 

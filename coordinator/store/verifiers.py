@@ -22,6 +22,10 @@ REPORTED_POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
 PRIOR_POSITIONS = 256
 """Positions kept of a workload key: more than decisions are made from, and few enough to be recent."""
+LOST_MS = 3_600_000
+"""Milliseconds after the end of its lease for which a verifier that did not leave in order is known as lost."""
+RESTARTS_MS = 30 * 86_400_000
+"""Milliseconds after the last one for which a verifier's restarts are known."""
 RENEW_MS = 10_000
 """Milliseconds after which what is kept of a session that goes on is kept for longer again, and that it runs."""
 PRIOR_MS = 86_400_000
@@ -59,22 +63,27 @@ class VerifierStore:
     async def register(self, registration: pb.RegisterRequest, lease_ms: int) -> bool:
         """Start a lease. Return True if it replaced a live instance of the same id."""
         name, key = registration.verifier_id, keys.verifier(registration.verifier_id)
+        instances = keys.instances(name)
         record: list[Any] = ["instance", registration.instance, "registration", registration.SerializeToString()]
         record += ["target", registration.target.SerializeToString()]
 
-        def decide(instance: str | None, time: Sequence[str]) -> tuple[bool, list[Command]]:
+        def decide(instance: str | None, known: str | None, time: Sequence[str]) -> tuple[bool, list[Command]]:
             now_ms = milliseconds(time)
+            last, restarts = map(int, (known or f"{registration.instance} 0").split())
+            restarts += last != registration.instance
             replaced = instance is not None and int(instance) != registration.instance
             return replaced, [
                 *([("DEL", keys.placements(name))] if replaced else []),  # its sessions died with it
                 ("DEL", key),
                 ("HSET", key, *record),
                 ("PEXPIRE", key, lease_ms),
-                ("ZREMRANGEBYSCORE", keys.FLEET, "-inf", now_ms),
+                ("SET", instances, f"{registration.instance} {restarts}", "PX", RESTARTS_MS),
+                ("ZREMRANGEBYSCORE", keys.FLEET, "-inf", now_ms - LOST_MS),
                 ("ZADD", keys.FLEET, now_ms + lease_ms, name),
             ]
 
-        replaced = await self._store.change("register", [key], [("HGET", key, "instance"), ("TIME",)], decide)
+        reads = [("HGET", key, "instance"), ("GET", instances), ("TIME",)]
+        replaced = await self._store.change("register", [key, instances], reads, decide)
         self._fleet[name], self._read_at = target_from_proto(registration.target), -math.inf
         return replaced
 
@@ -191,7 +200,8 @@ class VerifierStore:
         def decide(held: str | None) -> tuple[bool, list[Command]]:
             if held is None or int(held) != instance:
                 return False, []
-            return True, [("DEL", key, keys.placements(verifier_id)), ("ZREM", keys.FLEET, verifier_id)]
+            gone = key, keys.placements(verifier_id), keys.instances(verifier_id)
+            return True, [("DEL", *gone), ("ZREM", keys.FLEET, verifier_id)]
 
         left = await self._store.change("deregister", [key], [("HGET", key, "instance")], decide)
         self._read_at = -math.inf
@@ -212,6 +222,12 @@ class VerifierStore:
         async with self._reading:
             return await self.fleet() if time.monotonic() - self._read_at > age_s else self._fleet
 
+    async def lost(self) -> dict[str, float]:
+        """Return the seconds since the leases of verifiers ended that did not leave in order, by id."""
+        fleet, time = await self._store.call("lost", [("ZRANGE", keys.FLEET, 0, -1, "WITHSCORES"), ("TIME",)])
+        now_ms = milliseconds(time)
+        return {name: (now_ms - end_ms) / 1000 for name, end_ms in scored(fleet) if end_ms < now_ms}
+
     async def find(self, ids: Sequence[str] | None = None) -> list[pb.VerifierStatus]:
         """Return the verifiers of these ids that have a valid lease; None asks for all."""
         fleet = await self.fleet()
@@ -223,11 +239,12 @@ class VerifierStore:
                 ("HGETALL", keys.verifier(one)),
                 ("PTTL", keys.verifier(one)),
                 ("EXISTS", keys.cordon(one)),
+                ("GET", keys.instances(one)),
             )
         ]
         replies = await self._store.call("verifiers", commands)
-        found = zip(replies[::3], replies[1::3], replies[2::3], strict=True)
-        return [redis_codec.verifier_status(record, ttl_ms, cordon) for record, ttl_ms, cordon in found if record]
+        found = zip(*(replies[part::4] for part in range(4)), strict=True)
+        return [redis_codec.verifier_status(record, *others) for record, *others in found if record]
 
     async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
         """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id.

@@ -214,7 +214,8 @@ def test_settings_are_checked_before_anything_starts(cluster: Cluster, tmp_path:
 
 def test_metrics_count_what_was_served(cluster: Cluster, client: Client) -> None:
     def committed() -> float:
-        pages = [httpx.get(url).text for url in re.findall(r"metrics at (http://\S+)", cluster.up.output)]
+        found = dict(re.findall(r"^(\S+): .*metrics at (http://\S+)", cluster.up.output, re.MULTILINE))
+        pages = [httpx.get(url).text for url in found.values()]
         assert len(pages) == 3  # of the coordinator and each verifier
         return sum(
             map(float, re.findall(r"^outrider_generation_tokens_total(?:\{.*\})? (\S+)$", "".join(pages), re.MULTILINE))

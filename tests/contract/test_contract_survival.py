@@ -126,6 +126,36 @@ def test_the_coordinators_death_leaves_live_sessions_alone_and_a_new_one_takes_o
         assert later.session_id not in recorded(traffic)  # also what was written at the end
 
 
+def test_what_is_killed_under_up_starts_again_at_its_address_with_its_state_and_status_counts_it(
+    cluster: Cluster, client: Client, whole: tuple[int, ...]
+) -> None:
+    def verifiers() -> dict[str, Any]:
+        return {one["id"]: one for one in cluster.asked("verifiers", "list")["verifiers"]}
+
+    [victim] = [one for one in cluster.up.tree if "verifier-1" in one.cmdline()]
+    before = verifiers()["verifier-1"]
+    key = cluster.outrider("tenants", "create", "stays").strip()
+    with cluster.cordoned("verifier-2"):
+        moved = client.stream(PROMPT, **LONG)
+        taken(moved, 20)
+    victim.kill()
+    assert moved.drain().token_ids == whole[: LONG["max_tokens"]] and moved.statistics.failovers >= 1
+    cluster.up.await_output("verifier-1 was ended by SIGKILL")
+    after = until(lambda: (one := verifiers().get("verifier-1")) and one["restarts"] > before["restarts"] and one)
+    assert after["address"] == before["address"]
+    cluster.up.await_output(f"verifier-1 is ready again at {before['address']}")
+
+    goes_on = client.stream(PROMPT, **LONG)
+    taken(goes_on, 20)
+    [coordinator] = [one for one in cluster.up.tree if "coordinator.app" in one.cmdline()]
+    coordinator.kill()
+    assert goes_on.drain().token_ids == whole[: LONG["max_tokens"]] and goes_on.statistics.attaches == 1
+    cluster.up.await_output(f"coordinator is ready again at {cluster.address}")
+    assert verifiers()["verifier-1"]["restarts"] == after["restarts"]
+    with cluster.client("stays", api_key=key) as kept:
+        assert kept.generate(PROMPT, **OPTIONS).token_ids == whole[: OPTIONS["max_tokens"]]
+
+
 def recorded(traffic: Path) -> set[str]:
     """Return the ids of the sessions that the traffic log holds."""
     found: set[str] = set()

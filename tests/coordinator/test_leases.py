@@ -101,3 +101,32 @@ async def test_a_thousand_sessions_in_one_report_are_kept(coordinator):
     await coordinator.join("v1", capacity=2_000)
     await coordinator.report("v1", [f"s{i}" for i in range(1_000)])
     assert len(await coordinator.placed()) == 1_000
+
+
+async def test_restarts_are_those_of_processes_that_did_not_leave_in_order(coordinator):
+    async def restarts_after(instance: int) -> int:
+        await coordinator.join("v1", instance=instance)
+        [shown] = await coordinator.serving()
+        return shown.restarts
+
+    assert [await restarts_after(instance) for instance in (1, 1, 2, 3, 3)] == [0, 0, 1, 2, 2]
+    await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=3))
+    assert await restarts_after(4) == 0
+
+
+async def test_a_verifier_that_went_without_a_word_is_lost_until_it_is_back(start):
+    coordinator = await start(lease_ms=100, report_interval_ms=50)
+    await coordinator.join("v1")
+    await coordinator.join("v2")
+    await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v2", instance=1))
+
+    async def lost():
+        return (await coordinator.admin.ListVerifiers(pb.ListVerifiersRequest())).lost_s
+
+    async def back():
+        await coordinator.join("v1", instance=2)
+        return not await lost()
+
+    await until(lost)
+    assert (await lost()).keys() == {"v1"}
+    await until(back)

@@ -278,7 +278,7 @@ class DeregisterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierStatus(_message.Message):
-    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "lease_s", "cordoned", "telemetry")
+    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "lease_s", "cordoned", "telemetry", "restarts")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class VerifierStatus(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     CORDONED_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     target: _session_pb2.TargetIdentity
@@ -293,7 +294,8 @@ class VerifierStatus(_message.Message):
     lease_s: float
     cordoned: bool
     telemetry: _telemetry_pb2.VerifierTelemetry
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., lease_s: _Optional[float] = ..., cordoned: bool = ..., telemetry: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ...) -> None: ...
+    restarts: int
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., lease_s: _Optional[float] = ..., cordoned: bool = ..., telemetry: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("telemetry", "verifier_id", "standby", "reported", "window")
@@ -320,18 +322,27 @@ class ListVerifiersRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListVerifiersResponse(_message.Message):
-    __slots__ = ("verifiers", "next", "total", "store", "uptime_s")
+    __slots__ = ("verifiers", "next", "total", "store", "uptime_s", "lost_s")
+    class LostSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_S_FIELD_NUMBER: _ClassVar[int]
     verifiers: _containers.RepeatedCompositeFieldContainer[VerifierStatus]
     next: str
     total: int
     store: str
     uptime_s: float
-    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    lost_s: _containers.ScalarMap[str, float]
+    def __init__(self, verifiers: _Optional[_Iterable[_Union[VerifierStatus, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., lost_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UpdateVerifierRequest(_message.Message):
     __slots__ = ("verifier_id", "action")
