@@ -61,19 +61,28 @@ async def listing(
     call: AdminCall, request: Any, limit: int, to_document: Callable[[Any], Document], columns: Columns, none: str
 ) -> Result:
     """Return the list that a request such as ListVerifiersRequest asks for. none: says that it is empty."""
-    method = type(request).__name__.removesuffix("Request")
-    what = method.removeprefix("List").lower()
-    listed: list[Document] = []
-    while True:
-        request.limit = min(ENTRIES_PER_CALL, limit - len(listed))
-        answer = await call(method, request)
-        listed += map(to_document, getattr(answer, what))
-        request.after = answer.next
-        if not answer.next or len(listed) >= limit:
-            break
+    found, answer = await pages(call, request, limit)
+    what, listed = _what(request), list(map(to_document, found))
     more = f"{len(listed)} {what} are shown, and there are more: --limit N shows more of them, --after {answer.next}"
     document = {**fields(answer), what: listed}
     return Result(document, table(columns, listed, none), f"{more} the next" if answer.next else "")
+
+
+async def pages(call: AdminCall, request: Any, limit: int = sys.maxsize) -> tuple[list[Any], Any]:
+    """Return the entries that a request such as ListVerifiersRequest asks for, `limit` at most, and the last answer."""
+    found: list[Any] = []
+    while True:
+        request.limit = min(ENTRIES_PER_CALL, limit - len(found))
+        answer = await call(f"List{_what(request).capitalize()}", request)
+        found += getattr(answer, _what(request))
+        request.after = answer.next
+        if not answer.next or len(found) >= limit:
+            return found, answer
+
+
+def _what(request: Any) -> str:
+    """Return what a request asks for, as the field of its answer is named."""
+    return type(request).__name__.removeprefix("List").removesuffix("Request").lower()
 
 
 def render(result: Result, form: str, *, one_of_many: bool = False) -> str:

@@ -6,7 +6,6 @@ import argparse
 
 from coordinator.cli.connection import AdminCall
 from coordinator.cli.output import (
-    ENTRIES_PER_CALL,
     SHORT,
     Columns,
     Document,
@@ -15,6 +14,7 @@ from coordinator.cli.output import (
     fields,
     listing,
     ms,
+    pages,
     share,
     table,
 )
@@ -73,19 +73,15 @@ async def kill(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
-    request = pb.ListSessionsRequest(session_id=options.session, limit=ENTRIES_PER_CALL)
-    answer = await call("ListSessions", request)
-    windows = [fields(s.window) for s in answer.sessions if s.HasField("window")]
+    listed, answer = await pages(call, pb.ListSessionsRequest(session_id=options.session))
+    windows = [fields(s.window) for s in listed if s.HasField("window")]
     if options.session and not windows:
         raise NotFound(f"{_UNDECIDED}: {options.session}; `outrider sessions list` shows which there are")
     bounds = {"default_bounds": fields(answer.default_bounds)} if answer.HasField("default_bounds") else {}
-    found = {"windows": windows, **bounds, "total": answer.total}
-    notice = ""
-    if answer.next:
-        notice = f"{len(answer.sessions)} of {answer.total} sessions are shown; name a session to see its own"
+    found = {"windows": windows, **bounds, "total": len(listed)}
     head = f"bounds for all: {_bounds(bounds['default_bounds']) if bounds else 'none'}"
-    none = _UNDECIDED if answer.sessions else NO_SESSIONS
-    return Result(found, f"{head}\n\n{table(WINDOW_COLUMNS, windows, none)}", notice)
+    none = _UNDECIDED if listed else NO_SESSIONS
+    return Result(found, f"{head}\n\n{table(WINDOW_COLUMNS, windows, none)}")
 
 
 async def bound(options: argparse.Namespace, call: AdminCall) -> Result:

@@ -11,7 +11,6 @@ from coordinator.cli import sessions
 from coordinator.cli.arguments import TIMEOUT_S
 from coordinator.cli.connection import AdminCall, admin_settings
 from coordinator.cli.output import (
-    ENTRIES_PER_CALL,
     Columns,
     Document,
     Result,
@@ -19,6 +18,7 @@ from coordinator.cli.output import (
     fields,
     listing,
     ms,
+    pages,
     share,
     show,
     table,
@@ -60,24 +60,19 @@ _DONE = {
 
 
 async def status(options: argparse.Namespace, call: AdminCall) -> Result:
-    serving = await call("ListVerifiers", pb.ListVerifiersRequest(limit=ENTRIES_PER_CALL))
-    placed = await call("ListSessions", pb.ListSessionsRequest(limit=ENTRIES_PER_CALL))
+    serving, answer = await pages(call, pb.ListVerifiersRequest())
+    placed, _ = await pages(call, pb.ListSessionsRequest())
     document = {
         "coordinator": admin_settings(options).coordinator,
-        "verifiers": list(map(_document, serving.verifiers)),
-        "sessions": list(map(sessions.document, placed.sessions)),
-        "store": serving.store,
-        "uptime_s": serving.uptime_s,
-        "lost_s": dict(serving.lost_s),
-        "total_verifiers": serving.total,
-        "total_sessions": placed.total,
+        "verifiers": list(map(_document, serving)),
+        "sessions": list(map(sessions.document, placed)),
+        "store": answer.store,
+        "uptime_s": answer.uptime_s,
+        "lost_s": dict(answer.lost_s),
+        "total_verifiers": len(serving),
+        "total_sessions": len(placed),
     }
-    left_out = [
-        f"{len(document[what])} of {answer.total} {what} are shown, `outrider {what} list` shows all"
-        for what, answer in (("verifiers", serving), ("sessions", placed))
-        if answer.next
-    ]
-    return Result(document, _overview(document, sessions.COLUMNS), "; ".join(left_out))
+    return Result(document, _overview(document, sessions.COLUMNS))
 
 
 class Frames:

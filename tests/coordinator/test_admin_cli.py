@@ -49,6 +49,20 @@ async def test_a_long_list_is_cut_with_a_notice_and_goes_on_from_there(coordinat
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["c", "d", "e"]
 
 
+async def test_more_than_one_answer_holds_are_all_shown(coordinator, outrider, monkeypatch):
+    monkeypatch.setattr(output, "ENTRIES_PER_CALL", 2)
+    names = [f"v{i}" for i in range(1, 6)]
+    for name in names:
+        await coordinator.join(name)
+    await coordinator.report("v1", list("abcde"))
+    for words in (("status",), ("top", "--once")):
+        code, out, _ = await outrider(*words)
+        assert code == 0 and {*names, *"abcde"} <= {word for line in out.splitlines() for word in line.split()[:2]}
+    code, out, _ = await outrider("status", "-o", "json")
+    found = json.loads(out)
+    assert (found["total_verifiers"], found["total_sessions"]) == (5, 5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
