@@ -16,9 +16,9 @@ from typing import Any
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
 from coordinator.config import TICKET_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, revocations
-from coordinator.store.redis_codec import written
+from coordinator.store.redis_codec import read
 from coordinator.store.redis_store import Command, RedisStore, milliseconds
-from outrider.core.errors import BadRequest, NotFound
+from outrider.core.errors import BadRequest, NotFound, Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class TenantKeys:
         def decide(known: str | None, held: str | None) -> tuple[pb.Tenant, list[Command]]:
             if not configured and known is None:
                 raise _no_tenant(name)
-            own = pb.TenantLimits.FromString(b"" if afresh else written(held))
+            own = read(pb.TenantLimits, None if afresh else held, keys.TENANT_LIMITS)
             own.MergeFrom(limits)
             # The next report of its tokens brings it among the exhausted again, if it has to be there.
             commands: list[Command] = [("HSET", keys.TENANT_LIMITS, name, own.SerializeToString())]
@@ -134,7 +134,8 @@ class TenantKeys:
         Raises NotFound, or BadRequest for a tenant of the settings, whose key only they can take away.
         """
         [known] = await self._store.call("tenant", [("HGET", keys.TENANTS, tenant_name(name))])
-        if known and (hashed := _tenant(known).key_hash):
+        hashed = _tenant(known).key_hash if known else ""
+        if hashed:
             # First, so that a key which is gone is never one whose tickets still serve.
             key_id = api_key_id(bytes.fromhex(hashed))
             await revocations.add(self._store, "api_key_id", key_id, keep_ms=TICKET_MS)
@@ -143,6 +144,8 @@ class TenantKeys:
             tenant = _tenant(known) if known else None
             if tenant is None or not tenant.key_hash:
                 return tenant, []
+            if tenant.key_hash != hashed:  # the tickets of this one are not revoked
+                raise Overloaded(f"tenant {name} was made anew meanwhile; ask again if its new key is to go, too")
             commands: list[Command] = [("HDEL", keys.TENANT_KEYS, tenant.key_hash)]
             tenant.key_hash, tenant.revoked_unix = "", milliseconds(time) / 1000
             return tenant, [*commands, ("HSET", keys.TENANTS, name, tenant.SerializeToString())]
@@ -164,6 +167,8 @@ class TenantKeys:
         [created] = await self._store.call("tenant_list", [("HGETALL", keys.TENANTS)])
         known = {name: pb.Tenant(name=name) for name in self._configured}
         known |= {name: _tenant(record) for name, record in created.items()}
+        for name, tenant in known.items():
+            tenant.name = name  # also of a record that is damaged
         found = [known[name] for name in sorted(known) if name > after]
         shown = await asyncio.gather(*map(self._measured, found[:limit]))
         return shown, found[limit - 1].name if len(found) > limit else ""
@@ -196,7 +201,7 @@ class TenantKeys:
 
 
 def _tenant(record: str) -> pb.Tenant:
-    return pb.Tenant.FromString(written(record))
+    return read(pb.Tenant, record, keys.TENANTS)
 
 
 def _no_tenant(name: str) -> NotFound:

@@ -46,7 +46,7 @@ ATTACH_GRACES = 6
 
 def limits_from(record: str | None) -> pb.TenantLimits:
     """Return the limits that hold. record: those that an operator has set, as Redis keeps them; None for none."""
-    return in_force(pb.TenantLimits.FromString(redis_codec.written(record)))
+    return in_force(redis_codec.read(pb.TenantLimits, record, keys.TENANT_LIMITS))
 
 
 def in_force(own: pb.TenantLimits) -> pb.TenantLimits:

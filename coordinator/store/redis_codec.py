@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
+from coordinator.store import keys
 from coordinator.window import Prior, WorkloadKey
+from outrider.core.errors import BadRequest
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2, telemetry_pb2
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
+
+log = logging.getLogger(__name__)
+
+_M = TypeVar("_M", bound=Message)
 
 
 def written(text: str | None) -> bytes:
@@ -17,22 +27,48 @@ def written(text: str | None) -> bytes:
     return (text or "").encode("utf-8", "surrogateescape")
 
 
+def read(kind: type[_M], text: str | None, key: str) -> _M:
+    """Decode a message that is kept under a key. A damaged one counts as not written, since it must not fail what is
+    asked of all others; the log names it, once."""
+    try:
+        return kind.FromString(written(text))
+    except DecodeError as error:
+        _note_damaged(key, str(error))
+        return kind()
+
+
 @functools.lru_cache(maxsize=1_024)
-def target_from(text: str) -> Target:
+def _note_damaged(key: str, why: str) -> None:
+    log.error("%s in Redis is damaged (%s) and counts as not written; if it stays so, remove it there", key, why)
+
+
+def target_from(text: str, verifier_id: str) -> Target | None:
+    """Decode the target of a verifier; None if it is damaged."""
+    try:
+        return _target_from(text)
+    except (DecodeError, BadRequest) as error:
+        _note_damaged(keys.verifier(verifier_id), str(error))
+        return None
+
+
+@functools.lru_cache(maxsize=1_024)
+def _target_from(text: str) -> Target:
     """Decode a target; most verifiers have the same one, which is decoded once."""
     return target_from_proto(session_pb2.TargetIdentity.FromString(written(text)))
 
 
-def verifier_status(record: Mapping[str, str], ttl_ms: int, cordon: int, instances: str | None) -> pb.VerifierStatus:
-    registration = pb.RegisterRequest.FromString(written(record["registration"]))
+def verifier_status(
+    name: str, record: Mapping[str, str], ttl_ms: int, cordon: int, instances: str | None
+) -> pb.VerifierStatus:
+    registration = read(pb.RegisterRequest, record["registration"], keys.verifier(name))
     return pb.VerifierStatus(
-        verifier_id=registration.verifier_id,
+        verifier_id=name,
         address=registration.address,
         target=registration.target,
         capacity_sessions=registration.capacity_sessions,
         lease_s=max(ttl_ms, 0) / 1000,
         cordoned=bool(cordon),
-        telemetry=telemetry_pb2.VerifierTelemetry.FromString(written(record.get("telemetry"))),
+        telemetry=read(telemetry_pb2.VerifierTelemetry, record.get("telemetry"), keys.verifier(name)),
         restarts=int((instances or "0").split()[-1]),
     )
 
@@ -46,14 +82,14 @@ def session_status(
 ) -> pb.SessionStatus:
     """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
     of it, and `placed`, the hash session:<id>. decided: on its window, None if nothing is."""
-    telemetry = telemetry_pb2.SessionTelemetry.FromString(written(reported))
+    telemetry = read(SessionTelemetry, reported, keys.telemetry(placed_on))
     telemetry.session_id = session_id
     for field, name in (("tenant", "tenant"), ("draft_release", "draft"), ("traffic_class", "traffic")):
         setattr(telemetry, field, getattr(telemetry, field) or placed.get(name, ""))
     standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
     standby = standby if standby != placed_on else ""
     if decided is not None and (bounds := placed.get("bounds")):
-        decided.bounds.MergeFromString(written(bounds))
+        decided.bounds.MergeFrom(read(pb.WindowBounds, bounds, keys.session(session_id)))
     return pb.SessionStatus(
         telemetry=telemetry, verifier_id=placed_on, standby=standby, reported=bool(reported), window=decided
     )
@@ -91,4 +127,8 @@ def prior_from(record: Mapping[str, str]) -> Prior:
 
 def bounds_from(found: Iterable[tuple[str, str | None]]) -> dict[str, pb.WindowBounds]:
     """Decode bounds by session id, of those that have any."""
-    return {session_id: pb.WindowBounds.FromString(written(text)) for session_id, text in found if text}
+    return {
+        session_id: read(pb.WindowBounds, text, keys.session(session_id) if session_id else keys.BOUNDS)
+        for session_id, text in found
+        if text
+    }

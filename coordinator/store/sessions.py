@@ -141,13 +141,14 @@ class SessionStore:
         alive, found = 0, []
         for i, name in enumerate(candidates):
             (registered, target, live, draining), used, cordoned = replies[3 * i : 3 * i + 3]
-            if registered is None or not placement.fits(redis_codec.target_from(target), session.claims.target):
+            serves = redis_codec.target_from(target, name) if target else None
+            verifier = redis_codec.read(pb.RegisterRequest, registered, keys.verifier(name))
+            if serves is None or not verifier.address or not placement.fits(serves, session.claims.target):
                 continue
             alive += 1
-            verifier = pb.RegisterRequest.FromString(redis_codec.written(registered))
             load = max(used, int(live or 0)) / verifier.capacity_sessions
             if draining != "1" and (name in placed_on or (load < 1.0 and not cordoned)):
-                found.append(placement.Room(verifier, redis_codec.target_from(target), name in session.failed, load))
+                found.append(placement.Room(verifier, serves, name in session.failed, load))
         # Of tenants that want more, the one with the least gets the next place (max-min fairness).
         if session.shares and not session.moves and found and any(count < places for count in of_others):
             await self._wait(session)
@@ -269,12 +270,12 @@ class SessionStore:
 
     async def decisions(self, verifier_ids: Iterable[str]) -> dict[str, pb.WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
-        commands = [("GET", keys.windows(verifier_id)) for verifier_id in verifier_ids]
-        replies = await self._store.call("windows", commands)
+        asked = [keys.windows(verifier_id) for verifier_id in verifier_ids]
+        replies = await self._store.call("windows", [("GET", key) for key in asked])
         return {
             decision.session_id: decision
-            for reply in replies
-            for decision in pb.WindowDecisions.FromString(redis_codec.written(reply)).decisions
+            for key, reply in zip(asked, replies, strict=True)
+            for decision in redis_codec.read(pb.WindowDecisions, reply, key).decisions
         }
 
     async def set_decisions(self, verifier_id: str, made: Sequence[pb.WindowDecision], *, keep_ms: int) -> None:

@@ -7,13 +7,12 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from coordinator.config import SESSION_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
-from coordinator.window import Prior, WorkloadKey
+from coordinator.window import WorkloadKey
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
@@ -158,40 +157,34 @@ class VerifierStore:
 
         New are those of the tokens that were committed since the report before: as large a part of these has an outcome
         as of all tokens that a report is about, since for some nothing was proposed. Of a session that has gone on for
-        long while nothing was kept of it, they may have been added already, and are left out. Of two reports at once
-        one may undo what the other adds: a prior is of many.
+        long while nothing was kept of it, they may have been added already, and are left out.
         """
         if not sessions:
             return
         # What a lossy rule accepts is no prior for others.
         known = {s.session_id: workloads[s.session_id] for s in sessions if not s.lossy and s.session_id in workloads}
-        asked, key = list(dict.fromkeys(known.values())), keys.telemetry(verifier_id)
-        reads: list[Command] = [("HMGET", key, *(s.session_id for s in sessions))]
-        reads += [("HGETALL", keys.prior(workload)) for workload in asked]
-        before, *records = await self._store.call("telemetry", reads)
-        priors = dict(zip(asked, map(redis_codec.prior_from, records), strict=True))
-        grown: dict[WorkloadKey, Prior] = {}
+        key = keys.telemetry(verifier_id)
+        [before] = await self._store.call("telemetry", [("HMGET", key, *(s.session_id for s in sessions))])
+        priors: list[str] = []
+        # One that is hardly known, as where every request has a class of its own, is kept for a shorter time.
+        outcomes: list[Any] = [PRIOR_POSITIONS, FOLLOW, PRIOR_MS, PRIOR_MS // 24]
         fields: list[Any] = []
         for session, text in zip(sessions, before, strict=True):
-            workload, last = known.get(session.session_id), SessionTelemetry.FromString(redis_codec.written(text))
+            workload, last = known.get(session.session_id), redis_codec.read(SessionTelemetry, text, key)
             new = session.committed - (last.committed if last.epoch == session.epoch else 0)
             history, about = session.acceptance_history, min(REPORTED_POSITIONS, session.committed)
             added = min(new, round(new * len(history) / about)) if new > 0 else 0
             fresh = history[-added:] if added else b""
             if workload and fresh and (text is not None or session.committed <= REPORTED_POSITIONS):
-                grown[workload] = _followed(grown.get(workload, priors[workload]), session, fresh)
+                priors.append(keys.prior(workload))
+                outcomes += [fresh, session.draft_ms, session.nodes_per_level]
             kept = SessionTelemetry()
             kept.CopyFrom(session)
             kept.ClearField("acceptance_history")  # of which the prior has it
             fields += [session.session_id, kept.SerializeToString()]
-        commands: list[Command] = [("HSET", key, *fields), ("PEXPIRE", key, keep_ms)]
-        for workload, prior in grown.items():
-            # One that is hardly known, as where every request has a class of its own, is kept for a shorter time.
-            hardly = len(prior.acceptance_history) < PRIOR_POSITIONS
-            values = [part for item in asdict(prior).items() for part in item]
-            commands += [("HSET", keys.prior(workload), *values)]
-            commands += [("PEXPIRE", keys.prior(workload), PRIOR_MS // 24 if hardly else PRIOR_MS)]
-        await self._store.call("telemetry", commands)
+        await self._store.call("telemetry", [("HSET", key, *fields), ("PEXPIRE", key, keep_ms)])
+        if priors:
+            await self._store.run("prior", priors, outcomes)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
@@ -213,7 +206,8 @@ class VerifierStore:
         [ids] = await self._store.call("fleet", [("ZRANGE", keys.FLEET, 0, -1)])
         targets = await self._store.call("fleet", [("HGET", keys.verifier(name), "target") for name in sorted(ids)])
         found = zip(sorted(ids), targets, strict=True)  # a record is gone with its lease
-        self._fleet = {name: redis_codec.target_from(text) for name, text in found if text}
+        read = {name: redis_codec.target_from(text, name) for name, text in found if text}
+        self._fleet = {name: target for name, target in read.items() if target is not None}
         self._read_at = begun
         return self._fleet
 
@@ -243,8 +237,8 @@ class VerifierStore:
             )
         ]
         replies = await self._store.call("verifiers", commands)
-        found = zip(*(replies[part::4] for part in range(4)), strict=True)
-        return [redis_codec.verifier_status(record, *others) for record, *others in found if record]
+        found = zip(asked, *(replies[part::4] for part in range(4)), strict=True)
+        return [redis_codec.verifier_status(name, record, *others) for name, record, *others in found if record]
 
     async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
         """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id.
@@ -264,18 +258,3 @@ class VerifierStore:
 
         reads = [("HGET", keys.verifier(verifier_id), "instance"), ("GET", cordon)]
         return await self._store.change("update_verifier", [cordon], reads, decide)
-
-
-def _followed(prior: Prior, session: SessionTelemetry, fresh: bytes) -> Prior:
-    """Return a prior with a session's new outcomes, and its times; 0 is an unknown one."""
-
-    def follow(known: float, reported: float) -> float:
-        if known <= 0.0 or reported <= 0.0:
-            return max(known, reported)
-        return max(known / FOLLOW, min(known * FOLLOW, reported))
-
-    return Prior(
-        (prior.acceptance_history + fresh)[-PRIOR_POSITIONS:],
-        follow(prior.draft_ms, session.draft_ms),
-        follow(prior.nodes_per_level, session.nodes_per_level),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -154,6 +155,16 @@ async def test_what_is_kept_is_bounded_and_expires(cluster, redis) -> None:
     assert await kept(redis) == (GOOD * 64)[-verifiers.PRIOR_POSITIONS :]
     async with aioredis.from_url(redis.url) as store:
         assert 0 < await store.pttl(KEY) <= verifiers.PRIOR_MS
+
+
+async def test_reports_at_once_lose_no_outcome_of_each_other(cluster, redis) -> None:
+    names = [f"v{i}" for i in range(1, 9)]
+    for name in names:
+        await cluster.join(name, capacity=64)
+    opened = [(await cluster.open(draft_release=DRAFT)).session_id for _ in names]
+    sent = [cluster.report(name, [report(one, GOOD)]) for name, one in zip(names, opened, strict=True)]
+    await asyncio.gather(*sent)
+    assert await kept(redis) == GOOD * len(names)
 
 
 async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> None:

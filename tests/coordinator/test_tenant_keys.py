@@ -11,9 +11,9 @@ from peers import revoked, until
 from coordinator.api.authentication import Authenticator, api_key_id, digest
 from coordinator.api.tenant_keys import MARKER
 from coordinator.config import CoordinatorConfig
-from coordinator.store import keys
+from coordinator.store import keys, revocations
 from coordinator.store.redis_store import RedisStore
-from outrider.core.errors import BadRequest, Unauthenticated
+from outrider.core.errors import BadRequest, Overloaded, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -69,6 +69,23 @@ async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_its_tickets_ar
         assert revoked(await coordinator.report("v1", [report])) == [("api_key_id", api_key_id)]
     await revoke(two, "acme")  # again: there is no key to revoke
     assert len((await one.report("v1", [report])).revocations) == 1
+
+
+async def test_a_key_that_was_made_anew_while_another_one_is_revoked_stays(cluster, refused, monkeypatch):
+    one, two = cluster
+    await create(one, "acme")
+    add, made = revocations.add, []
+
+    async def slowly(*arguments, **given):
+        monkeypatch.setattr(revocations, "add", add)
+        await add(*arguments, **given)
+        await revoke(two, "acme")
+        made.append((await create(two, "acme")).key)
+
+    monkeypatch.setattr(revocations, "add", slowly)
+    error = await refused(revoke(one, "acme"))
+    assert isinstance(error, Overloaded) and "made anew meanwhile" in str(error)
+    assert await open_as(one, made[0])
 
 
 async def test_a_revoked_name_can_be_created_again_with_another_key(cluster, refused):
