@@ -91,7 +91,8 @@ class ReleaseFolder:
     """The folder of one target's drafts: `state.json`, the releases' files, unfinished downloads.
 
     Processes may share it: each begins with the state that the last one left, and what one downloads serves all. A
-    crash leaves the state before a write or the one after. root: of all targets. Raises OSError.
+    crash leaves the state before a write or the one after. root: of all targets. Raises OSError, also for a state that
+    cannot be read: what was too old would be taken again.
     """
 
     def __init__(self, root: Path, weights_hash: str) -> None:
@@ -105,7 +106,7 @@ class ReleaseFolder:
         self.read()
 
     def read(self) -> None:
-        """Take the state on disk, if there is one that can be used, and all changes of this process are in it."""
+        """Take the state on disk, if there is one, and all changes of this process are in it. Raises OSError."""
         if self._is_behind:
             return
         file = self.path / _STATE
@@ -113,9 +114,11 @@ class ReleaseFolder:
             self.state = ReleaseState.model_validate_json(file.read_bytes())
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            log.warning("%s cannot be used (%s), so that it is forgotten which versions are too old", file, reason)
+        except ValidationError as error:
+            raise OSError(
+                f"{file} is damaged ({error.errors()[0]['msg']}), and with it which versions are too old to be taken;"
+                " restore it, or remove it to take any version that is signed"
+            ) from error
 
     def change(self, state: ReleaseState) -> None:
         """Change the state of this process, and on disk too where there is room."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from pathlib import Path
 
 import pytest
@@ -80,14 +79,16 @@ def test_a_folder_gives_what_was_written_there_last(tmp_path: Path) -> None:
         b'{"format": 2, "current": {"digest": "x", "version": 1, "canary": false, "manifest": "y"}}',
     ],
 )
-def test_a_state_that_makes_no_sense_is_said_and_begun_anew(
-    tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+def test_a_state_that_makes_no_sense_is_kept_and_nothing_is_taken_until_it_is_mended(
+    tmp_path: Path, damaged: bytes
 ) -> None:
-    (ReleaseFolder(tmp_path, TARGET).path / "state.json").write_bytes(damaged)
-    with caplog.at_level(logging.WARNING):
-        state = ReleaseFolder(tmp_path, TARGET).state
-    assert "state.json cannot be used" in caplog.text
-    assert state.current is None and state.floor == 0
+    file = ReleaseFolder(tmp_path, TARGET).path / "state.json"
+    file.write_bytes(damaged)
+    with pytest.raises(OSError, match=r"state\.json is damaged .* too old to be taken; restore it, or remove it"):
+        ReleaseFolder(tmp_path, TARGET)
+    assert file.read_bytes() == damaged
+    file.unlink()
+    assert ReleaseFolder(tmp_path, TARGET).state.floor == 0
 
 
 def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_may_go_on(tmp_path: Path) -> None:
