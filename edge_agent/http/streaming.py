@@ -136,8 +136,10 @@ class _EventStream(StreamingResponse):
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._rest):
-            await super().__call__(scope, receive, send)
+        sending = self.stream_response(send)
+        async with contextlib.aclosing(self._rest), first_done(sending, _disconnected(receive)) as sent:
+            if sent.done():
+                sent.result()
 
     async def _all(self) -> Events:
         yield self._first
