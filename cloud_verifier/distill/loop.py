@@ -60,6 +60,8 @@ RETRY_S, RETRY_MAX_S = 30.0, 3_600.0
 """Seconds until a failed stage is tried again: at first, doubling, and at most."""
 ATTEMPTS = 5
 """Attempts of one stage, after which the run is given up, and its traffic with it."""
+CRASHES = 3
+"""Processes in a row that may end in the middle of one stage, after which the run is given up, too."""
 KEEP_RUNS = 3
 """Past runs whose models are kept."""
 
@@ -227,15 +229,20 @@ class DistillLoop:
     async def _work(self, run: RunFolder, stage: Stage) -> None:
         """Do a stage in a thread. Raises StageFailed. If this is cancelled, a training ends at once, and this returns
         when the thread has ended: until then no other process may use the state directory."""
+        if run.crashes >= CRASHES:
+            why = f"{stage}: {run.crashes} processes in a row ended in the middle of it, as when memory runs out"
+            self._end(run, "failed", f"{why}; see what the system's log says of them")
+            return
         log.info("run %d: %s", run.number, stage)
         begun, stop = self._clock(), threading.Event()
-        working = asyncio.create_task(asyncio.to_thread(self._stages[stage], self._config, run, stop.is_set))
-        try:
-            await asyncio.shield(working)
-        finally:
-            stop.set()
-            await asyncio.gather(working, return_exceptions=True)
-            self.stage_s[stage] += self._clock() - begun
+        with run.working():
+            working = asyncio.create_task(asyncio.to_thread(self._stages[stage], self._config, run, stop.is_set))
+            try:
+                await asyncio.shield(working)
+            finally:
+                stop.set()
+                await asyncio.gather(working, return_exceptions=True)
+                self.stage_s[stage] += self._clock() - begun
         if run.stage == stage:
             raise StageFailed(f"{stage}: ended without its result")
         if stage == "dataset":

@@ -9,13 +9,15 @@ gate.json           the verdict of the gate
 release.json        the digest under which the draft was published
 outcome.json        the run has ended
 failures            a line for each failure of the present stage
+working             a byte for each process that has ended in the middle of the present stage, and one for one in it
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +29,7 @@ from outrider.core.errors import BadRequest
 JOB, PLAN, CARD = "job.json", "plan.json", "card.json"
 HEADS = "heads.safetensors"
 """The file of trained heads, in the run's folder and in that of the trained model."""
-DATASET, MODEL, DRAFT, FAILURES = "dataset", "model", "draft.gguf", "failures"
+DATASET, MODEL, DRAFT, FAILURES, WORKING = "dataset", "model", "draft.gguf", "failures", "working"
 DONE, EXPORT, VERDICT, RELEASE, OUTCOME = "done.json", "export.json", "gate.json", "release.json", "outcome.json"
 
 Stage = Literal["dataset", "training", "export", "gate", "publish", "canary"]
@@ -135,6 +137,21 @@ class RunFolder:
     def worked(self) -> None:
         """Note that a stage has ended with its result."""
         (self.path / FAILURES).unlink(missing_ok=True)
+
+    @property
+    def crashes(self) -> int:
+        """Return how many processes in a row have ended in the middle of the present stage, as a kill ends one."""
+        return (self.path / WORKING).stat().st_size if self.has(WORKING) else 0
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Mark that this process is in a stage."""
+        with (self.path / WORKING).open("ab") as file:
+            file.write(b".")
+        try:
+            yield
+        finally:
+            (self.path / WORKING).unlink(missing_ok=True)
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()

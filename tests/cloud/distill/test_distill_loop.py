@@ -17,7 +17,7 @@ from loop_fakes import Killed, World, card, killed_at
 
 from cloud_verifier.distill import loop as loop_module
 from cloud_verifier.distill import publisher, run_folder
-from cloud_verifier.distill.loop import ATTEMPTS, RETRY_S, DistillLoop
+from cloud_verifier.distill.loop import ATTEMPTS, CRASHES, RETRY_S, DistillLoop
 from cloud_verifier.distill.run_folder import OUTCOME, Outcome, RunFolder, StageFailed
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import Unavailable
@@ -112,6 +112,31 @@ async def test_a_stage_that_keeps_failing_is_given_up_with_its_traffic(world: Wo
         loop = await until_idle(world.loop())  # each in a process of its own
     assert world.stages.begun.count("export") == ATTEMPTS
     assert (last(loop).result, last(loop).reason, loop.run) == ("failed", "export: no\nblock fits", None)
+
+
+async def test_a_stage_that_ends_its_process_three_times_is_given_up(world: World) -> None:
+    world.traffic(1_000)
+    loop = world.loop()
+    while not world.stages.begun:
+        await loop.step()
+    killed = [world.run().working() for _ in range(CRASHES)]  # without what cleans up
+    for i, one in enumerate(killed):
+        assert world.run().crashes == i
+        one.__enter__()
+    loop = await until_idle(world.loop())
+    assert world.stages.begun == ["dataset"]
+    assert last(loop).result == "failed"
+    assert last(loop).reason.startswith("training: 3 processes in a row ended in the middle of it, as when memory")
+
+
+async def test_a_stage_that_ended_its_process_twice_is_tried_again(world: World) -> None:
+    world.traffic(1_000)
+    await world.loop().step()
+    killed = [world.run().working() for _ in range(CRASHES - 1)]
+    for one in killed:
+        one.__enter__()
+    await until_idle(world.loop())
+    assert world.stages.begun == STAGES and world.run().crashes == 0
 
 
 async def test_a_dataset_that_is_too_small_to_be_judged_is_not_trained_on(world: World) -> None:
