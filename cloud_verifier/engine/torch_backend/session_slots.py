@@ -119,11 +119,10 @@ class SessionSlots:
         if chain + len(accepted) == len(slots):
             self.table.extend(slots)
             return
-        rows = [chain - 1 + row for row in accepted]
-        self.table.extend(slots[:chain])
-        self.table.extend(slots[rows])
+        kept = [*range(chain), *(chain - 1 + row for row in accepted)]
         others = np.ones(len(slots), dtype=np.bool_)
-        others[:chain] = others[rows] = False
+        others[kept] = False
+        self.table.extend(slots[kept])
         self._pool.release(slots[others])
 
     def release(self) -> None:
