@@ -8,9 +8,9 @@ rows, among them those with both penalties and top-p or min-p alone, go to the h
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,8 +26,36 @@ from outrider.core.verification import TreeBatch, Walk
 
 log = logging.getLogger(__name__)
 
-Wanted = Sequence[tuple[Sampler, int, Sequence[int]]]
-"""Each row's sampler and generated position, and the tokens of the step that lead to the row, for penalties."""
+_Ints = NDArray[np.int64]
+
+UNKNOWN = -1
+"""Stands for a token that is not certain."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Lists the n rows whose tokens are wanted."""
+
+    samplers: Sequence[Sampler]
+    of: _Ints
+    """`[n]`: index of each row's sampler."""
+    positions: _Ints
+    """`[n]`: generated position of each row."""
+    paths: Sequence[Sequence[int]]
+    """`[n]`: tokens of the step that lead to each row; empty where the sampler has no penalties."""
+
+    def __getitem__(self, rows: _Ints) -> Wanted:
+        return Wanted(self.samplers, self.of[rows], self.positions[rows], [self.paths[row] for row in rows])
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """Return each row's parameters, `[n]`."""
+        return [self.samplers[index].params for index in self.of]
+
+    @property
+    def keys(self) -> _Ints:
+        """Return the key of each row's position, `[n]`."""
+        return position_keys(np.array([one.key for one in self.samplers], dtype=np.uint64)[self.of], self.positions)
 
 
 class SessionWalk(Walk):
@@ -46,11 +74,11 @@ class SessionWalk(Walk):
         """Return the index of the row whose token is wanted next, or of the first one after the end."""
         return self.first + (self.row or 0)
 
-    def follow(self, ahead: Mapping[int, int]) -> bool:
+    def follow(self, ahead: Sequence[int]) -> bool:
         """Go on by the tokens that are known, by index of the row; return whether the walk has ended."""
         while self.row is not None:
-            token = ahead.get(self.index)
-            if token is None or not self.go_on(token):
+            token = ahead[self.index]
+            if token == UNKNOWN or not self.go_on(token):
                 return False
         return True
 
@@ -72,8 +100,6 @@ class SessionWalk(Walk):
             self.error, self.row = error, None
         return True
 
-
-_Ints = NDArray[np.int64]
 
 MAX_TOP_K = 1024
 """Rows with a greater top-k go to the host."""
@@ -102,8 +128,8 @@ class DeviceSampler:
 
         return cls(triton_race)
 
-    def choose(self, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
-        """Return each row's token, None where it is not certain. logits: `[R, V]`.
+    def choose(self, logits: torch.Tensor, wanted: Wanted) -> _Ints:
+        """Return each row's token, UNKNOWN where it is not certain. logits: `[R, V]`.
 
         Raises AcceleratorError if the device itself has failed, and nothing else.
         """
@@ -115,7 +141,7 @@ class DeviceSampler:
             except Exception:
                 log.exception("tokens cannot be chosen on the device; they are chosen on the host")
                 self._kernels = None
-        return [None] * len(wanted)
+        return np.full(len(wanted.of), UNKNOWN)
 
 
 def walk_together(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSampler | None) -> None:
@@ -125,24 +151,27 @@ def walk_together(logits: torch.Tensor, walks: Sequence[SessionWalk], device: De
     together, the first one of each before any second one: each round is one copy to the host, and one race of its rows.
     Raises AcceleratorError if the device itself has failed.
     """
-    ahead = _ahead(logits, walks, device) if device is not None and walks else {}
+    ahead = _ahead(logits, walks, device) if device is not None and walks else [UNKNOWN] * len(logits)
     while walking := [walk for walk in walks if not walk.follow(ahead)]:
         rows = _on_host(logits, [walk.index for walk in walking])
         for walk, row, token in zip(walking, rows, _certain_on_host(rows, walking), strict=True):
             walk.go_on(token, row)
 
 
-def _ahead(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSampler) -> dict[int, int]:
-    """Return the tokens that the device chooses, by row; all rows of the walks are looked at."""
-    rows = [one.first + at for one in walks for at in range(len(one.batch.ids) + 1)]
-    part = logits if rows == [*range(len(logits))] else logits[torch.tensor(rows, device=logits.device)]
-    wanted: list[tuple[Sampler, int, Sequence[int]]] = []
+def _ahead(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSampler) -> list[int]:
+    """Return the token of each row `[R]` that the device chooses, UNKNOWN for others; all rows of the walks are looked
+    at."""
+    of = np.repeat(np.arange(len(walks)), [1 + len(one.batch.ids) for one in walks])
+    places = np.array([(one.first, one.batch.position) for one in walks])
+    depths = np.array([depth for one in walks for depth in (0, *one.batch.depths)])
+    rows = places[of, 0] + np.arange(len(of)) - np.searchsorted(of, of)
+    paths: list[Sequence[int]] = []
     for one in walks:
-        batch, position, penalised = one.batch, one.batch.position, one.sampler.params.penalised
-        paths = _paths(batch) if penalised else [()] * (len(batch.ids) + 1)
-        wanted += ((one.sampler, position + depth, path) for depth, path in zip((0, *batch.depths), paths, strict=True))
-    chosen = zip(rows, device.choose(part, wanted), strict=True)
-    return {row: token for row, token in chosen if token is not None}
+        paths += _paths(one.batch) if one.sampler.params.penalised else [()] * (1 + len(one.batch.ids))
+    part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+    tokens = np.full(len(logits), UNKNOWN)
+    tokens[rows] = device.choose(part, Wanted([one.sampler for one in walks], of, places[of, 1] + depths, paths))
+    return tokens.tolist()
 
 
 def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:
@@ -177,22 +206,19 @@ def _on_host(logits: torch.Tensor, rows: Sequence[int]) -> Sequence[Row]:
 
 
 @torch.inference_mode()
-def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
-    """Return each row's token, None where it is not certain. kernels: module triton_race. logits: `[R, V]`."""
-    tokens: list[int | None] = [None] * len(wanted)
+def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> _Ints:
+    """Return each row's token, UNKNOWN where it is not certain. kernels: module triton_race. logits: `[R, V]`."""
+    tokens = np.full(len(wanted.of), UNKNOWN)
     ways: dict[tuple[str, bool], list[int]] = defaultdict(list)
-    samplers = {sampler for sampler, _, _ in wanted}
-    way_of = {one: (_way(one.params, logits.shape[1]), one.params.penalised) for one in samplers}
-    for row, (sampler, _, _) in enumerate(wanted):
-        ways[way_of[sampler]].append(row)
+    for index, sampler in enumerate(wanted.samplers):
+        ways[_way(sampler.params, logits.shape[1]), sampler.params.penalised].append(index)
     ways.pop(("host", True), None)
-    for (way, penalised), all_rows in ways.items():
-        most = PENALISED_ROWS if penalised else len(all_rows)
+    for (way, penalised), indices in ways.items():
+        all_rows = np.flatnonzero(np.isin(wanted.of, indices))
+        most = PENALISED_ROWS if penalised else max(1, len(all_rows))
         for rows in (all_rows[first : first + most] for first in range(0, len(all_rows), most)):
-            part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
-            some = [wanted[row] for row in rows]
-            for row, token in zip(rows, _chosen(kernels, way, part, some, penalised=penalised), strict=True):
-                tokens[row] = token
+            part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+            tokens[rows] = _chosen(kernels, way, part, wanted[rows], penalised=penalised)
     return tokens
 
 
@@ -206,8 +232,8 @@ def _way(params: SamplingParams, vocabulary: int) -> str:
     return "host" if filtered and params.penalised else "race"
 
 
-def _chosen(kernels: Any, way: str, logits: torch.Tensor, wanted: Wanted, *, penalised: bool) -> Sequence[int | None]:
-    """Return the tokens of rows `[n, V]` that are chosen in the same way, None where it is not certain."""
+def _chosen(kernels: Any, way: str, logits: torch.Tensor, wanted: Wanted, *, penalised: bool) -> _Ints:
+    """Return the tokens of rows `[n, V]` that are chosen in the same way, UNKNOWN where it is not certain."""
     if penalised:
         logits = _penalised(logits, wanted)
     if way == "greedy":
@@ -217,14 +243,14 @@ def _chosen(kernels: Any, way: str, logits: torch.Tensor, wanted: Wanted, *, pen
 
 def _penalised(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
     """Return the logits `[n, V]` after penalties and bias, in float64: those of `processors.penalise`, bit by bit."""
-    counts = [sampler.counts for sampler, _, _ in wanted]
-    rates = np.array([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in _params(wanted)])
+    counts, params = [wanted.samplers[index].counts for index in wanted.of], wanted.params
+    rates = np.array([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params])
     again = [
         (row, token, counts[row].of(token) + times)
-        for row, (_, _, path) in enumerate(wanted)
+        for row, path in enumerate(wanted.paths)
         for token, times in Counter(path).items()
     ]
-    biases = [(row, token, value) for row, params in enumerate(_params(wanted)) for token, value in params.logit_bias]
+    biases = [(row, token, value) for row, one in enumerate(params) for token, value in one.logit_bias]
     rows = np.repeat(np.arange(len(counts)), [len(one.ids) for one in counts])
     known = rows, np.concatenate([one.ids for one in counts]), np.concatenate([one.times for one in counts])
     out, written = logits.double(), []
@@ -239,10 +265,6 @@ def _penalised(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
     at, bias = _at(*_columns(biases), out)
     out[at] += bias
     return out
-
-
-def _params(wanted: Wanted) -> list[SamplingParams]:
-    return [sampler.params for sampler, _, _ in wanted]
 
 
 def _columns(entries: Sequence[tuple[int, int, float]]) -> tuple[_Ints, _Ints, NDArray[np.float64]]:
@@ -260,41 +282,38 @@ def _at(
     return (places, columns), numbers
 
 
-def _greedy(logits: torch.Tensor) -> list[int | None]:
-    """Return the first id of each row's greatest logit, None if that is not finite."""
+def _greedy(logits: torch.Tensor) -> _Ints:
+    """Return the first id of each row's greatest logit, UNKNOWN if that is not finite."""
     best, ids = logits.max(dim=1)
-    values, tokens = torch.stack((best.double(), ids.double())).tolist()
-    return [int(token) if math.isfinite(value) else None for value, token in zip(values, tokens, strict=True)]
+    values, tokens = torch.stack((best.double(), ids.double())).cpu().numpy()
+    return np.where(np.isfinite(values), tokens, UNKNOWN).astype(np.int64)
 
 
-def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
+def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> _Ints:
     """Return the tokens of rows whose top-k leaves few, which are copied to the host and decided there."""
-    most = max(sampler.params.top_k for sampler, _, _ in wanted)
-    best, ids = logits.topk(most + 1, dim=1)
+    best, ids = logits.topk(1 + max(params.top_k for params in wanted.params), dim=1)
     values, tokens = torch.stack((best.double(), ids.double())).cpu().numpy()
     heads: dict[int, Head] = {}
-    for row, (sampler, position, _) in enumerate(wanted):
-        params = sampler.params
+    for row, (params, at) in enumerate(zip(wanted.params, wanted.keys.view(np.uint64).tolist(), strict=True)):
         kept, order = values[row, : params.top_k + 1], np.argsort(tokens[row, : params.top_k + 1])
         # Which of the tokens beyond the last one are as likely is not known here.
         if not kept[-2] - kept[-1] > SLACK * params.temperature:
             continue
-        at = position_key(sampler.key, position)
         if (head := head_among(tokens[row][order].astype(np.int64), kept[order], params, at)) is not None:
             heads[row] = head
-    found = dict(zip(heads, tokens_among([*heads.values()]), strict=True))
-    return [found.get(row) for row in range(len(wanted))]
+    found = np.full(len(logits), UNKNOWN)
+    chosen = zip(heads, tokens_among([*heads.values()]), strict=True)
+    for row, token in chosen:
+        found[row] = UNKNOWN if token is None else token
+    return found
 
 
-def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
+def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> _Ints:
     """Return the tokens of rows whose winner without filters is one that the filters leave."""
-    values = np.array([(p.temperature, p.top_p, p.min_p, p.top_k) for p in _params(wanted)])
-    temperature, top_p, min_p, top_k = values.T
-    keys = position_keys([sampler.key for sampler, _, _ in wanted], [position for _, position, _ in wanted])
-    device, slack = logits.device, 2.0 * SLACK
-    raced = race(
-        logits, torch.from_numpy(keys).to(device), torch.from_numpy(temperature.astype(np.float32)).to(device), slack
-    )
+    limits = [(p.temperature, p.top_p, p.min_p, p.top_k) for p in (sampler.params for sampler in wanted.samplers)]
+    temperature, top_p, min_p, top_k = np.array(limits)[wanted.of].T
+    columns = (torch.from_numpy(one).to(logits.device) for one in (wanted.keys, temperature.astype(np.float32)))
+    raced = race(logits, *columns, 2.0 * SLACK)
     tokens, lead, top, own, rank, near, share = raced
     filtered = (top_k > 0) & (top_k < logits.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):  # comparisons with NaN are false
@@ -307,4 +326,4 @@ def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | No
             & ((top_p == 1.0) | (~filtered & (share < top_p - _SHARE_SLACK)))
             & ((min_p == 0.0) | ((top - own) / temperature < -np.log(min_p) - SLACK))
         )
-    return [int(token) if sure else None for token, sure in zip(tokens.tolist(), certain.tolist(), strict=True)]
+    return np.where(certain, tokens, UNKNOWN).astype(np.int64)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from outrider.core.scratch import scratch
 
@@ -53,7 +53,7 @@ def position_key(key: int, position: int) -> int:
     return x ^ (x >> 31)
 
 
-def position_keys(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
+def position_keys(keys: ArrayLike, positions: ArrayLike) -> NDArray[np.int64]:
     """Return the keys of many positions, `[n]`: the bits of `position_key` of each key and position."""
     x = np.array(keys, dtype=np.uint64) + (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     for bits, factor in _ROUNDS:
