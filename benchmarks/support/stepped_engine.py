@@ -23,7 +23,7 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.errors import InternalError
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Directive, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits, sampling_message
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 
@@ -43,7 +43,10 @@ class ScriptedDevice:
     nodes: int = 0
 
     def __post_init__(self) -> None:
-        self.session = DeviceSession(self.prompt, sampling=self.sampling, max_tokens=self.tokens, ignore_eos=True)
+        sampling = sampling_message(self.sampling)
+        self.session = DeviceSession(
+            Attach(prompt=self.prompt, sampling=sampling, max_tokens=self.tokens, ignore_eos=True)
+        )
         self._random = Random(0)
 
     def next_append(self, vocabulary: int) -> Append | None:

@@ -17,7 +17,7 @@ from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER
-from edge_agent.sdk.generation import CompletionStream, Deadline, Generation, ItemStream
+from edge_agent.sdk.generation import CompletionStream, Deadline, ItemStream
 from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables
 from edge_agent.sdk.sessions import BackgroundTasks, Sessions
 from edge_agent.sdk.skeleton import SkeletonPlan, SkeletonStream
@@ -31,7 +31,6 @@ from edge_agent.sdk.types import (
     Skeleton,
     Timeout,
 )
-from edge_agent.session.statistics import Statistics
 from edge_agent.target.artifacts import DescriptionCache, Fetch
 from edge_agent.target.bundle import AUTO, NO_DRAFT, BundleLoader, TargetBundle
 from edge_agent.target.chat_template import Message
@@ -267,7 +266,7 @@ class AsyncClient:
         if request.grammar:
             await asyncio.to_thread(bundle.check_grammar, request.grammar)
         ids = await encoded(bundle)
-        stream = CompletionStream(Generation(self._sessions, bundle, request, ids, Statistics(), deadline))
+        stream = CompletionStream(self._sessions, bundle, request, ids, deadline)
         self._streams.add(stream)
         return stream
 

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Generic, Self, TypeVar
 
 from edge_agent.drafting.sources.base import DraftTask
-from edge_agent.sdk.request import Request, check_fits, check_ids, check_scores
+from edge_agent.sdk.request import Request
 from edge_agent.sdk.sessions import DeliverySource, Sessions
 from edge_agent.sdk.types import Chunk, Completion, FinishReason, Timeout
 from edge_agent.session.statistics import Statistics, Usage
@@ -20,7 +20,7 @@ from edge_agent.target.detokenizer import TextAssembler
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import InternalError, OutriderError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
-from outrider.core.protocol.messages import Finish, TokenLogprobs
+from outrider.core.protocol.messages import Finish
 
 log = logging.getLogger(__name__)
 
@@ -67,139 +67,6 @@ class Deadline:
             if cause := why():
                 message += f". Last of all: {cause}"
             raise TimedOut(message, seconds=seconds, first_token=field == "first_token") from None
-
-
-class Generation:
-    """One request that is placed at a verifier, drafted for, and turned into text.
-
-    A try that fails before the first token is repeated up to `retries` times, for at most 30 s; a session that fails
-    later resumes elsewhere by itself, and needs no further try. Where the request allows it, the draft model goes on
-    alone once no verifier can be reached.
-
-    Nothing is sent before `chunks` is iterated. Raises BadRequest for what the target cannot take.
-    """
-
-    def __init__(
-        self,
-        sessions: Sessions,
-        bundle: TargetBundle,
-        request: Request,
-        prompt: Sequence[int],
-        statistics: Statistics,
-        deadline: Deadline,
-    ) -> None:
-        description = bundle.description
-        self.prompt = tuple(prompt)
-        self.request = request
-        self.statistics = statistics
-        statistics.rule = request.sampling.rule
-        self.deadline = deadline
-        self.finish_reason: FinishReason | None = None
-        """Why the output has ended; None before."""
-        self._sessions = sessions
-        self._bundle = bundle
-        self._max_tokens = request.max_tokens_after(len(prompt), description.max_sequence)
-        check_fits(self.prompt, self._max_tokens, description.vocabulary_size, description.max_sequence)
-        check_scores(len(prompt), request.prompt_logprobs)
-        check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
-        check_ids("logit_bias", list(request.logit_bias or ()), description.vocabulary_size)
-        self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
-        self._session = self._new_session()
-        self._is_offline = False
-        """Whether the draft model writes without a verifier."""
-
-    def show_special(self, texts: Collection[str]) -> None:
-        """Make special tokens with these texts part of the output's text, which otherwise leaves all of them out."""
-        tokenizer = self._bundle.tokenizer
-        names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
-        silent = frozenset(token for token, name in names.items() if name not in texts)
-        self._text = TextAssembler(tokenizer.table, silent, self.request.stop)
-
-    @property
-    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """Return the prompt's log-probabilities; None unless asked for, or before the last one has come."""
-        scored = self._session.scored
-        if self.request.prompt_logprobs is None or len(scored) < len(self.prompt) - 1:
-            return None
-        return (None, *scored)
-
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield the output as it comes, once one of the client's slots is free. Closing this cancels the session.
-
-        Raises the error of the last try.
-        """
-        async with self._sessions.slot(self.statistics, lambda: self.finish_reason or "cancelled"):
-            begun, failures, source = time.monotonic(), 0, self._at_verifiers(self._session)
-            while True:
-                try:
-                    async with source as deliveries:
-                        async for delivery in deliveries:
-                            yield self._chunk(delivery)
-                            if self.finish_reason is not None:
-                                return
-                    return
-                except OutriderError as error:
-                    failures += 1
-                    source = await self._source_after(error, failures, time.monotonic() - begun)
-
-    def _new_session(self) -> DeviceSession:
-        return DeviceSession(
-            self.prompt,
-            sampling=self.request.sampling,
-            max_tokens=self._max_tokens,
-            stop_token_ids=self.request.stop_token_ids,
-            eos_token_ids=tuple(self._bundle.description.eos_token_ids),
-            ignore_eos=self.request.ignore_eos,
-            logprobs=self.request.logprobs,
-            min_tokens=self.request.min_tokens,
-            prompt_logprobs=self.request.prompt_logprobs,
-            undrafted=not self.request.speculation,
-        )
-
-    def _at_verifiers(self, session: DeviceSession) -> DeliverySource:
-        """Return what a session at verifiers delivers, from its placement on."""
-        self._session = session
-        return self._sessions.open(session, self._bundle, self.request, self.statistics)
-
-    def _offline_source(self, cause: Unavailable) -> DeliverySource:
-        """Return what the draft writes alone. Raises Unavailable if there is no model, or logprobs are asked for."""
-        draft = self._sessions.drafts.draft
-        if draft is None or not draft.has_model:
-            raise Unavailable(f"{cause}; and there is no draft model for offline generation") from cause
-        if self.request.logprobs is not None or self.request.prompt_logprobs is not None:
-            raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
-        log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
-        self._is_offline = True
-        self.statistics.uses(draft.name, draft.release)
-        task = DraftTask.of(self._session, self._bundle.grammar(self.request.sampling.grammar))
-        return contextlib.aclosing(self._sessions.drafts.generate_offline(task, self.statistics.generated_offline))
-
-    async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
-        """Return the next source of deliveries after `failures` failed tries.
-
-        Waits before it retries. Raises `error` if a retry cannot help.
-        """
-        if self.request.offline == "draft_only" and isinstance(error, Unavailable) and not self._is_offline:
-            return self._offline_source(error)
-        pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
-        may_help = isinstance(error, _RETRIED) and not (isinstance(error, Unavailable) and error.waited)
-        may_help = may_help and not self._session.received and not self._is_offline
-        in_time = elapsed_s + pause_s <= self._sessions.open_budget_s
-        if not may_help or not in_time or failures > self.request.retries:
-            raise error
-        log.info("try %d of %d in %.1f s: %s", failures + 1, self.request.retries + 1, pause_s, error)
-        await asyncio.sleep(pause_s)
-        return self._at_verifiers(self._new_session())
-
-    def _chunk(self, delivery: Delivery) -> Chunk:
-        """Return the delivery's text and tokens, up to a stop string; notes why the output ends with it."""
-        text, count, stopped = self._text.feed(delivery.tokens, last=bool(delivery.finish))
-        self.finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
-        # No target has accepted what the draft wrote alone; it is this device's all the same.
-        own = delivery.accepted if delivery.verified else delivery.proposed
-        logprobs = delivery.logprobs[:count] if self.request.logprobs is not None else None
-        lossy = self.request.sampling.lossy
-        return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs, lossy)
 
 
 class ItemStream(Generic[_A]):
@@ -252,23 +119,34 @@ class CompletionStream(ItemStream[Chunk]):
     cover the output so far while the request runs.
     """
 
-    def __init__(self, generation: Generation) -> None:
-        super().__init__(generation.chunks())
-        self._generation = generation
-        self.statistics = generation.statistics
-
-    def _limited(self) -> AbstractAsyncContextManager[None]:
-        deadline, begun = self._generation.deadline, bool(self._taken)
-        return deadline.enforced(first_token=not begun, why=lambda: self.statistics.attach_failure)
+    def __init__(
+        self, sessions: Sessions, bundle: TargetBundle, request: Request, prompt: Sequence[int], deadline: Deadline
+    ) -> None:
+        """Nothing is sent before the first chunk is taken. Raises BadRequest for what the target cannot take."""
+        super().__init__(self._chunks())
+        self._sessions = sessions
+        self._bundle = bundle
+        self._request = request
+        self._deadline = deadline
+        self.statistics = Statistics(rule=request.sampling.rule)
+        self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
+        self._message = request.message(prompt, bundle.description)
+        self._session = self._new_session()
+        self._finish_reason: FinishReason | None = None
+        self._is_offline = False
+        """Whether the draft model writes without a verifier."""
 
     def show_special(self, texts: Collection[str]) -> None:
         """Make special tokens with these texts part of the text. Call it before the first chunk is taken."""
-        self._generation.show_special(texts)
+        tokenizer = self._bundle.tokenizer
+        names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
+        silent = frozenset(token for token, name in names.items() if name not in texts)
+        self._text = TextAssembler(tokenizer.table, silent, self._request.stop)
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         """Return the prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
-        return self._generation.prompt
+        return self._session.prompt
 
     @property
     def completion(self) -> Completion:
@@ -276,19 +154,21 @@ class CompletionStream(ItemStream[Chunk]):
         chunks = self._taken
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         logprobs = [chunk.logprobs for chunk in chunks]
+        prompt, scored = self.prompt_token_ids, self._session.scored
+        is_scored = self._request.prompt_logprobs is not None and len(scored) == len(prompt) - 1
         return Completion(
             text="".join(chunk.text for chunk in chunks),
             token_ids=token_ids,
             drafted=tuple(own for chunk in chunks for own in chunk.drafted),
             verified=all(chunk.verified for chunk in chunks),
             logprobs=None if not chunks or None in logprobs else tuple(one for part in logprobs for one in part or ()),
-            finish_reason=self._generation.finish_reason or "cancelled",
-            usage=Usage(len(self.prompt_token_ids), len(token_ids)),
-            seed=self._generation.request.sampling.seed,
+            finish_reason=self._finish_reason or "cancelled",
+            usage=Usage(len(prompt), len(token_ids)),
+            seed=self._request.sampling.seed,
             session_id=self.statistics.session_id,
             statistics=self.statistics,
-            prompt_logprobs=self._generation.prompt_logprobs,
-            acceptance_rule=self._generation.request.acceptance_rule,
+            prompt_logprobs=(None, *scored) if is_scored else None,
+            acceptance_rule=self._request.acceptance_rule,
         )
 
     async def drain(self) -> Completion:
@@ -297,3 +177,75 @@ class CompletionStream(ItemStream[Chunk]):
             while await self.next() is not None:
                 pass
         return self.completion
+
+    def _limited(self) -> AbstractAsyncContextManager[None]:
+        return self._deadline.enforced(first_token=not self._taken, why=lambda: self.statistics.attach_failure)
+
+    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Yield the output as it comes, once one of the client's slots is free. Closing this cancels the session.
+
+        Raises the error of the last try.
+        """
+        async with self._sessions.slot(self.statistics, lambda: self._finish_reason or "cancelled"):
+            begun, failures, source = time.monotonic(), 0, self._at_verifiers()
+            while True:
+                try:
+                    async with source as deliveries:
+                        async for delivery in deliveries:
+                            yield self._chunk(delivery)
+                            if self._finish_reason is not None:
+                                return
+                    return
+                except OutriderError as error:
+                    failures += 1
+                    source = await self._source_after(error, failures, time.monotonic() - begun)
+
+    def _new_session(self) -> DeviceSession:
+        return DeviceSession(self._message, self._bundle.description.eos_token_ids)
+
+    def _at_verifiers(self) -> DeliverySource:
+        """Return what the session delivers at verifiers, from its placement on."""
+        return self._sessions.open(self._session, self._bundle, self._request, self.statistics)
+
+    def _offline_source(self, cause: Unavailable) -> DeliverySource:
+        """Return what the draft writes alone. Raises Unavailable if there is no model, or logprobs are asked for."""
+        draft = self._sessions.drafts.draft
+        if draft is None or not draft.has_model:
+            raise Unavailable(f"{cause}; and there is no draft model for offline generation") from cause
+        if self._request.logprobs is not None or self._request.prompt_logprobs is not None:
+            raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
+        log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
+        self._is_offline = True
+        self.statistics.uses(draft.name, draft.release)
+        task = DraftTask.of(self._session, self._bundle.grammar(self._request.grammar))
+        return contextlib.aclosing(self._sessions.drafts.generate_offline(task, self.statistics.generated_offline))
+
+    async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
+        """Return the next source of deliveries after `failures` failed tries. Raises `error` if there is none.
+
+        A try that fails before the first token is repeated up to `retries` times after a pause, for at most 30 s; a
+        session that fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the
+        draft model goes on alone once no verifier can be reached.
+        """
+        if self._request.offline == "draft_only" and isinstance(error, Unavailable) and not self._is_offline:
+            return self._offline_source(error)
+        pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
+        may_help = isinstance(error, _RETRIED) and not (isinstance(error, Unavailable) and error.waited)
+        may_help = may_help and not self._session.received and not self._is_offline
+        in_time = elapsed_s + pause_s <= self._sessions.open_budget_s
+        if not may_help or not in_time or failures > self._request.retries:
+            raise error
+        log.info("try %d of %d in %.1f s: %s", failures + 1, self._request.retries + 1, pause_s, error)
+        await asyncio.sleep(pause_s)
+        self._session = self._new_session()
+        return self._at_verifiers()
+
+    def _chunk(self, delivery: Delivery) -> Chunk:
+        """Return the delivery's text and tokens, up to a stop string; notes why the output ends with it."""
+        text, count, stopped = self._text.feed(delivery.tokens, last=bool(delivery.finish))
+        self._finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
+        # No target has accepted what the draft wrote alone; it is this device's all the same.
+        own = delivery.accepted if delivery.verified else delivery.proposed
+        logprobs = delivery.logprobs[:count] if self._request.logprobs is not None else None
+        lossy = self._request.sampling.lossy
+        return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs, lossy)

@@ -28,9 +28,12 @@ from outrider.core.protocol.messages import (
     MAX_PROMPT_LOGPROBS,
     MAX_PROMPT_TOKENS,
     MAX_STOP_TOKENS,
+    Attach,
+    sampling_message,
 )
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire.bounds import is_label
+from outrider.wire.v1.session_pb2 import DescribeResponse
 
 TOO_LONG = "length of prompt"
 """BadRequest.field for a prompt that the target cannot hold."""
@@ -165,13 +168,33 @@ class Request(BaseModel):
         """Return the sampling parameters, with the seed that was drawn where the caller gave none."""
         return self._sampling
 
-    def max_tokens_after(self, prompt_tokens: int, max_sequence: int) -> int:
-        """Return the most tokens to generate after the prompt, as far as the target, which holds `max_sequence` (0:
-        unknown), has room."""
+    def message(self, prompt: Sequence[int], target: DescribeResponse) -> Attach:
+        """Return what a session asks for. Raises BadRequest for a prompt or ids that the target cannot take."""
+        vocabulary_size, max_sequence = target.vocabulary_size, target.max_sequence
         most = self.max_tokens
         if most is None:
             most = min(MAX_GENERATED_TOKENS, max(OPEN_END, max_sequence // 4))
-        return min(most, max(1, max_sequence - prompt_tokens)) if max_sequence else most
+        if max_sequence:
+            most = min(most, max(1, max_sequence - len(prompt)))
+        _check_length(len(prompt))
+        _check_ids("prompt", prompt, vocabulary_size)
+        if max_sequence and len(prompt) + most > max_sequence:  # there is no room for one token
+            bound = f"at most {max_sequence - most}, since the target holds {max_sequence}"
+            raise BadRequest.bound(TOO_LONG, len(prompt), bound)
+        _check_scores(len(prompt), self.prompt_logprobs)
+        _check_ids("stop_token_ids", self.stop_token_ids, vocabulary_size)
+        _check_ids("logit_bias", list(self.logit_bias or ()), vocabulary_size)
+        return Attach(
+            prompt=prompt,
+            sampling=sampling_message(self.sampling),
+            max_tokens=most,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+            min_tokens=self.min_tokens,
+            prompt_logprobs=self.prompt_logprobs,
+            undrafted=not self.speculation,
+        )
 
 
 # --- prompts and messages
@@ -235,16 +258,7 @@ def check_variables(variables: object) -> Mapping[str, Any]:
     return variables
 
 
-def check_fits(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> None:
-    """Raise BadRequest for a prompt that the target cannot hold together with `max_tokens`, or has no ids for."""
-    _check_length(len(ids))
-    check_ids("prompt", ids, vocabulary_size)
-    if max_sequence and len(ids) + max_tokens > max_sequence:  # there is no room for one token
-        bound = f"at most {max_sequence - max_tokens}, since the target holds {max_sequence}"
-        raise BadRequest.bound(TOO_LONG, len(ids), bound)
-
-
-def check_scores(prompt_tokens: int, top: int | None) -> None:
+def _check_scores(prompt_tokens: int, top: int | None) -> None:
     """Raise BadRequest for a prompt of which too many log-probabilities are asked for. top: alternatives per token."""
     values = 0 if top is None else (prompt_tokens - 1) * (1 + top)
     if values > MAX_PROMPT_LOGPROBS:
@@ -259,7 +273,7 @@ def _check_length(tokens: int) -> None:
         raise BadRequest.bound("length of prompt", f"{tokens} tokens", f"at most {MAX_PROMPT_TOKENS}")
 
 
-def check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
+def _check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
     """Raise BadRequest for an id outside the target's vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocabulary_size:
         wrong = next(i for i in ids if not 0 <= i < vocabulary_size)

@@ -170,7 +170,7 @@ class Sessions:
                     announced.apply_prior(prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
             draft = await stack.enter_async_context(self.drafts.session(session, speculation=request.speculation))
-            draft.grammar = bundle.grammar(request.sampling.grammar)
+            draft.grammar = bundle.grammar(request.grammar)
             draft.vocabulary_size = bundle.description.vocabulary_size
             self._tasks.check_open()
             driver = SessionDriver(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from session_messages import attach
 from single_walk import verify
 
 from outrider.core.errors import ProtocolViolation
@@ -188,13 +189,8 @@ class World:
         self.target = Target(scenario, int(self.random() * 2**32))
         logprobs = 1 if self.target.salt % 2 else None  # every other schedule asks for them
         scores = 1 if self.target.salt % 3 == 0 or not scenario.max_tokens else None
-        self.device = machine.device(
-            PROMPT,
-            max_tokens=scenario.max_tokens,
-            eos_token_ids=(EOS,),
-            logprobs=logprobs,
-            prompt_logprobs=scores,
-        )
+        request = attach(0, PROMPT, max_tokens=scenario.max_tokens, logprobs=logprobs, prompt_logprobs=scores)
+        self.device = machine.device(request, (EOS,))
         self.scores = [] if scores is None else [logprobs_of(at, token) for at, token in enumerate(PROMPT)][1:]
         """Log-probabilities that the device has to receive before the first token."""
         self.delivered: list[int] = []
@@ -391,7 +387,9 @@ class World:
         self._demand(device.scored == self.scores[:scored], "the prompt's scores are doubled or another token's")
         self._demand(not self.delivered or scored == len(self.scores), "a token came before the prompt's scores")
         self.logprobs += delivery.logprobs if delivery else ()
-        asked = [] if device.logprobs is None else [logprobs_of(p, t) for p, t in enumerate(self.delivered)]
+        asked = (
+            [] if not device.request.HasField("logprobs") else [logprobs_of(p, t) for p, t in enumerate(self.delivered)]
+        )
         self._demand(self.logprobs == asked, "log-probabilities are missing, doubled or another token's")
         self._demand(device.received == self.delivered, "the delivered tokens are not those received, once, in order")
         if stream is not self.stream or before is not Finish.NONE:

@@ -16,7 +16,7 @@ LIMITS = SessionLimits(nodes=4, depth=3, in_flight=5, run_ahead=4)
 
 
 def device(limits: SessionLimits = LIMITS, max_tokens: int = 50) -> DeviceSession:
-    session = DeviceSession((1, 2), max_tokens=max_tokens, eos_token_ids=(EOS,))
+    session = DeviceSession(attach(0, (1, 2), max_tokens=max_tokens), (EOS,))
     session.attach(1, limits)
     return session
 
@@ -82,7 +82,7 @@ def scores(*values: float) -> tuple[TokenLogprobs, ...]:
 
 
 def scoring(max_tokens: int = 4) -> DeviceSession:
-    session = DeviceSession((5, 6, 7), max_tokens=max_tokens, prompt_logprobs=0)
+    session = DeviceSession(attach(0, (5, 6, 7), max_tokens=max_tokens, prompt_logprobs=0))
     assert session.attach(1, LIMITS).prompt_logprobs == 0
     return session
 

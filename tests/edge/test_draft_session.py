@@ -7,7 +7,7 @@ import random
 from typing import Any, cast
 
 from scripted import continuation, target
-from session_messages import commit
+from session_messages import attach, commit
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
@@ -76,7 +76,7 @@ class Device:
     """Hold an attached session and its draft."""
 
     def __init__(self, limits: SessionLimits | None = None) -> None:
-        self.session = DeviceSession(PROMPT, max_tokens=500)
+        self.session = DeviceSession(attach(0, PROMPT, max_tokens=500))
         self.session.attach(1, limits or SessionLimits())
         self.old, self.new = ManualDraft("old"), ManualDraft("new")
         self.draft = DraftSession(self.session, ManualPool())

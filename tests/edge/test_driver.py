@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedDraft, ScriptedPool, ScriptedSource, continuation, target
-from session_messages import directive
+from session_messages import attach, directive
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.growth import SpeculationPlan
@@ -43,7 +43,7 @@ class Run:
     budget_s: float = 5.0
 
     def __post_init__(self) -> None:
-        self.session = DeviceSession(PROMPT, max_tokens=self.tokens)
+        self.session = DeviceSession(attach(0, PROMPT, max_tokens=self.tokens))
         self.statistics = Statistics(session_id="session")
         pool = self.pool
         self.draft = DraftSession(self.session, DraftPool(DraftOptions())) if pool is None else pool.begin(self.session)

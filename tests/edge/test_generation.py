@@ -15,7 +15,7 @@ from scripted import tokenizer_json
 from edge_agent import AsyncClient, EdgeSettings, Statistics, Timeout
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.sdk import generation
-from edge_agent.sdk.generation import Deadline, Generation
+from edge_agent.sdk.generation import CompletionStream, Deadline
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.sessions import DeliverySource
 from edge_agent.target.bundle import TargetBundle
@@ -99,8 +99,8 @@ def bundle(monkeypatch: pytest.MonkeyPatch) -> TargetBundle:
 
 
 async def tokens_of(sessions: ScriptedSessions, bundle: TargetBundle, request: Request) -> list[tuple[int, ...]]:
-    asked = Generation(sessions, bundle, request, [1], Statistics(), Deadline(Timeout()))  # type: ignore[arg-type]
-    return [chunk.token_ids async for chunk in asked.chunks()]
+    asked = CompletionStream(sessions, bundle, request, [1], Deadline(Timeout()))  # type: ignore[arg-type]
+    return [chunk.token_ids async for chunk in asked]
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), Overloaded("full", retry_after_s=0.0), InternalError("broken")])

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from session_messages import directive
+from session_messages import attach, directive
 
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Failed
@@ -98,7 +98,7 @@ def preemptions(served: Served) -> int | None:
 def device_of(
     prompt: Sequence[int], sampling: str = "greedy", max_tokens: int = 24, **options: object
 ) -> DeviceSession:
-    return DeviceSession(prompt, sampling=SAMPLINGS[sampling], max_tokens=max_tokens, **options)
+    return DeviceSession(attach(0, prompt, sampling=SAMPLINGS[sampling], max_tokens=max_tokens, **options))
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

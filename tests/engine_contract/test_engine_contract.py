@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine_builds import CONFIG
 from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
+from session_messages import attach
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.sampling import Sampler
@@ -83,7 +84,7 @@ def test_a_later_epoch_takes_over_and_an_earlier_one_is_fenced(serve: Callable[.
     served.attach("s", device, expected)
     served.turn()
     served.attach("s", device, expected)
-    late = DeviceSession(prompt, max_tokens=24).attach(1, LIMITS)
+    late = attach(1, prompt, max_tokens=24)
     with pytest.raises(Fenced):
         served.engine.start("s", late, LIMITS, DIRECTIVE)
     served.run()
@@ -231,7 +232,7 @@ def test_a_session_for_which_no_token_can_be_chosen_fails_alone(
     served.attach("neighbour", device_of(prompt_of(30), "sampled", ignore_eos=True), expected if drafting else ())
     served.turn()
     params = SamplingParams(temperature=0.5, seed=13)
-    served.attach("victim", DeviceSession(prompt_of(20), sampling=params, max_tokens=24, ignore_eos=True))
+    served.attach("victim", DeviceSession(attach(0, prompt_of(20), sampling=params, max_tokens=24, ignore_eos=True)))
     served.run()
     assert isinstance(served.failures["victim"].error, InternalError)
     assert served.devices["neighbour"].received == expected
@@ -244,7 +245,9 @@ def test_nobody_begins_with_keys_and_values_of_a_session_that_failed(
     spoil(monkeypatch, "no number")
     served = serve()
     params = SamplingParams(temperature=0.5, seed=13)
-    served.attach("victim", DeviceSession(prompt_of(100, seed=3), sampling=params, max_tokens=24), salt="failed")
+    served.attach(
+        "victim", DeviceSession(attach(0, prompt_of(100, seed=3), sampling=params, max_tokens=24)), salt="failed"
+    )
     served.run()
     assert isinstance(served.failures["victim"].error, InternalError)
     served.attach("next", device_of(prompt_of(100, seed=3), ignore_eos=True), salt="failed")
@@ -271,7 +274,7 @@ def constrained(served: Served, prompt: Sequence[int], sampling: str, **options:
     """Return the device of a session whose output is a person."""
     params = replace(SAMPLINGS[sampling], grammar=GRAMMAR, seed=len(prompt))
     eos = served.engine._executor.eos_token_ids
-    return DeviceSession(prompt, sampling=params, eos_token_ids=eos, **{"max_tokens": 150, **options})
+    return DeviceSession(attach(0, prompt, sampling=params, **{"max_tokens": 150, **options}), eos)
 
 
 def text_of(served: Served, tokens: Sequence[int]) -> str:

@@ -24,7 +24,15 @@ from cloud_verifier.engine.vllm_backend.worker import KV_SLOTS
 from outrider.artifacts.model_files import INDEX
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import FIRST_DIRECTIVE, Directive, SessionLimits, logprobs_of
+from outrider.core.protocol.messages import (
+    FIRST_DIRECTIVE,
+    Attach,
+    Directive,
+    SessionLimits,
+    logprobs_of,
+    sampling_message,
+)
+from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 
 log = logging.getLogger(__name__)
@@ -209,8 +217,11 @@ def _continue(
     limits, directive = SessionLimits(run_ahead=1), Directive()
     directive.CopyFrom(FIRST_DIRECTIVE)
     directive.draft_wait_ms = 0
-    options: dict[str, Any] = {"max_tokens": CHECK_TOKENS, "logprobs": 2, "ignore_eos": True}
-    devices = {f"{name} {i}": DeviceSession(prompt, **options) for i, prompt in enumerate(prompts)}
+    greedy = sampling_message(SamplingParams())
+    devices: dict[str, DeviceSession] = {}
+    for i, prompt in enumerate(prompts):
+        asked = Attach(prompt=prompt, sampling=greedy, max_tokens=CHECK_TOKENS, logprobs=2, ignore_eos=True)
+        devices[f"{name} {i}"] = DeviceSession(asked)
     found: dict[str, list[tuple[int, float]]] = {key: [] for key in devices}
     waiting, quiet = list(devices), 0
     while not all(device.finished for device in devices.values()):

@@ -40,7 +40,7 @@ class DraftTask:
             session.max_tokens,
             session.end_token_ids,
             grammar,
-            session.min_tokens,
+            session.request.min_tokens,
         )
 
     def constraint(self) -> Constraint | None:

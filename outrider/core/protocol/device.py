@@ -17,10 +17,9 @@ from outrider.core.protocol.messages import (
     TokenLogprobs,
     append_message,
     logprobs_of,
-    sampling_message,
+    sampling_of,
     to_score,
 )
-from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree
 
 
@@ -52,35 +51,14 @@ class DeviceSession:
     Node ids here are local and last across epochs; ids on the wire restart with every attach.
     """
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: SamplingParams | None = None,
-        max_tokens: int = 256,
-        stop_token_ids: Sequence[int] = (),
-        eos_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        logprobs: int | None = None,
-        min_tokens: int = 0,
-        prompt_logprobs: int | None = None,
-        undrafted: bool = False,
-    ) -> None:
-        self.prompt, self.sampling = tuple(prompt), sampling or SamplingParams()
-        self._request = Attach(
-            prompt=self.prompt,
-            sampling=sampling_message(self.sampling),
-            max_tokens=max_tokens,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            min_tokens=min_tokens,
-            prompt_logprobs=prompt_logprobs,
-            undrafted=undrafted,
-        )
-        self.max_tokens, self.min_tokens = max_tokens, min_tokens
-        self.logprobs = logprobs
-        self.end_token_ids = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset(eos_token_ids))
+    def __init__(self, request: Attach, eos_token_ids: Sequence[int] = ()) -> None:
+        """request: what every epoch asks for. eos_token_ids: the target's. Raises BadRequest for wrong sampling."""
+        self.request = request
+        self.prompt, self.max_tokens = tuple(request.prompt), request.max_tokens
+        self.sampling = sampling_of(request.sampling)
+        self.end_token_ids = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            self.end_token_ids |= frozenset(eos_token_ids)
         self.limits = SessionLimits()
         self.epoch = 0
         self.received: list[int] = []
@@ -128,8 +106,10 @@ class DeviceSession:
         self.limits = limits
         self._restart()
         self._shrink_to(limits)
-        attach = Attach(epoch=epoch, tokens=self.received, scored=len(self.scored))
-        attach.MergeFrom(self._request)
+        attach = Attach()
+        attach.CopyFrom(self.request)
+        attach.epoch, attach.scored = epoch, len(self.scored)
+        attach.tokens[:] = self.received
         return attach
 
     def may_extend(self, parent: int) -> bool:
@@ -184,10 +164,11 @@ class DeviceSession:
             raise ProtocolViolation(f"a commit at position {commit.start} changes tokens that were delivered")
         if (end := commit.start + len(commit.token)) > self.max_tokens:
             raise ProtocolViolation(f"a commit ends at {end}, must be at most {self.max_tokens}, the tokens asked for")
-        if len(commit.logprob) != (0 if self.logprobs is None else len(commit.token)):
+        wanted = self.request.HasField("logprobs")
+        if len(commit.logprob) != (len(commit.token) if wanted else 0):
             raise ProtocolViolation(
                 f"a commit of {len(commit.token)} tokens has {len(commit.logprob)} log-probabilities, must be "
-                f"{'none' if self.logprobs is None else 'as many'}; is the verifier older?"
+                f"{'as many' if wanted else 'none'}; is the verifier older?"
             )
         self._score(commit)
         self._seen = max(self._seen, commit.seen)
@@ -221,7 +202,7 @@ class DeviceSession:
 
     def _score(self, commit: Commit) -> None:
         """Take in log-probabilities of the prompt, all of which come before the first token (rule 6)."""
-        known, expected = len(self.scored), to_score(self._request)
+        known, expected = len(self.scored), to_score(self.request)
         start = commit.prompt.start
         end = start + len(commit.prompt.logprob)
         if end > expected:

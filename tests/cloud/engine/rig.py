@@ -20,7 +20,6 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits, append_message
-from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 
 LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
@@ -106,9 +105,8 @@ class Client:
 
 
 def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24, **options: Any) -> Client:
-    sampling = options.pop("sampling", SamplingParams())
     salt = options.pop("salt", "")
-    device = DeviceSession(prompt, sampling=sampling, max_tokens=max_tokens, eos_token_ids=(EOS,), **options)
+    device = DeviceSession(attach(0, prompt, max_tokens=max_tokens, **options), (EOS,))
     return Client(device, draft, salt=salt)
 
 

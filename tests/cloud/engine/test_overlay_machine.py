@@ -13,6 +13,7 @@ from collections import deque
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from session_messages import attach
 from single_walk import verify
 
 from cloud_verifier.engine.nodes import PendingNodes, ProposedTree
@@ -45,9 +46,8 @@ class OverlayMachine(RuleBasedStateMachine):
         if ends:
             self.truth[self.rng.randrange(length)] = EOS
         self.limits = limits
-        self.device = DeviceSession((1, 2), max_tokens=length, eos_token_ids=(EOS,))
-        attach = self.device.attach(1, limits)
-        self.verifier = VerifierSession(attach, limits, eos_token_ids=(EOS,))
+        self.device = DeviceSession(attach(0, (1, 2), max_tokens=length), (EOS,))
+        self.verifier = VerifierSession(self.device.attach(1, limits), limits, eos_token_ids=(EOS,))
         self.nodes = PendingNodes(self.verifier, NodeAcceptance(), most=6, trees=trees)
         for name in ("a", "b"):
             self.nodes.acceptance_of(name, NodeAcceptance())
