@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import grpc
 
 from outrider.core.errors import Unavailable
-from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.channels import ClientTls, channel
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 ROUND_TRIPS = 4
 """Round trips until a call's answer: TCP, TLS, the settings of HTTP/2, and the call itself."""
@@ -25,38 +24,25 @@ class VerifierSilent(Unavailable):
     """The verifier was silent for longer than its heartbeat allows: it hangs, or the network is gone."""
 
 
-@dataclass(frozen=True)
-class AttachTarget:
-    """Names the verifier and the epoch of one attach."""
+def peer(grant: pb.Grant) -> str:
+    """Return which program at which address a grant's verifier is, for messages."""
+    if grant.verifier_id:
+        return f"the verifier {grant.verifier_id} at {grant.address}, which the coordinator named,"
+    return f"the verifier at {grant.address} (--verifier)"
 
-    address: str
-    epoch: int
-    tls: bool = False
-    ticket: bytes = b""
-    verifier_id: str = ""
-    limits: SessionLimits | None = None
-    """The session's limits, where the ticket names them."""
 
-    @property
-    def peer(self) -> str:
-        """Return which program at which address this is, for messages."""
-        if self.verifier_id:
-            return f"the verifier {self.verifier_id} at {self.address}, which the coordinator named,"
-        return f"the verifier at {self.address} (--verifier)"
-
-    @property
-    def advice(self) -> str:
-        """Return what to do if the verifier cannot be reached."""
-        if self.verifier_id:
-            return "does it run (`outrider verifiers list`), and is its --advertise an address that devices can reach?"
-        return "start it, or give the address of one that runs with --verifier or OUTRIDER_EDGE_VERIFIER"
+def advice(grant: pb.Grant) -> str:
+    """Return what to do if a grant's verifier cannot be reached."""
+    if grant.verifier_id:
+        return "does it run (`outrider verifiers list`), and is its --advertise an address that devices can reach?"
+    return "start it, or give the address of one that runs with --verifier or OUTRIDER_EDGE_VERIFIER"
 
 
 class Channels:
     """A pool that opens channels on demand and closes them together, with the round trip that their answers take.
 
-    A device keeps one round trip for all its peers, since the slow part of the way is mostly its own: a satellite, a
-    congested cell. So a dead peer is left soon, and a slow network is waited for.
+    A device has one round trip for all its peers, since the slow part of the way is mostly its own: a satellite, a
+    congested cell. Whoever waits goes by it, so that a dead peer is left soon, and a slow network is waited for.
     tls: the authorities to trust with TLS. reroute: an address -> the one to dial instead.
     """
 
@@ -66,7 +52,7 @@ class Channels:
         self._tls = tls or ClientTls()
         self._insecure = insecure
         self._reroute = {} if reroute is None else reroute  # an empty one may come to have addresses later
-        self._rtt_s = 0.0
+        self.rtt_s = 0.0
         """The round trip that the last heartbeat has shown, 0 before the first one."""
         self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
@@ -82,9 +68,9 @@ class Channels:
             self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk, far=True)
         return self._open[key]
 
-    def to(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
+    def to(self, grant: pb.Grant, *, bulk: bool = False) -> grpc.aio.Channel:
         """Return the channel to a verifier, as `get` does."""
-        return self.get(self._reroute.get(target.address, target.address), tls=target.tls, bulk=bulk)
+        return self.get(self._reroute.get(grant.address, grant.address), tls=grant.tls, bulk=bulk)
 
     def retire(self, silent: grpc.aio.Channel) -> None:
         """Have further calls to a channel's address open another connection: this one may be dead, which gRPC notices
@@ -104,11 +90,11 @@ class Channels:
 
     def measured(self, rtt_s: float) -> None:
         """Take the round trip that a heartbeat has measured."""
-        self._rtt_s = min(rtt_s, MAX_RTT_S)
+        self.rtt_s = min(rtt_s, MAX_RTT_S)
 
     def timeout(self, base_s: float, size: int = 0) -> float:
         """Return the seconds to wait for an answer that takes less than `base_s` where the network is fast.
 
         size: bytes that are sent before it.
         """
-        return base_s + ROUND_TRIPS * self._rtt_s + size / BYTES_PER_S
+        return base_s + ROUND_TRIPS * self.rtt_s + size / BYTES_PER_S

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from edge_agent.drafting.draft_session import DraftSession
-from edge_agent.session.channels import AttachTarget, Channels
+from edge_agent.session.channels import Channels
 from edge_agent.session.failover import Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
@@ -27,6 +27,7 @@ from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 from outrider.wire.checks import limits_of
 from outrider.wire.v1 import session_pb2 as pb
+from outrider.wire.v1.coordinator_pb2 import Grant
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class SessionDriver:
         self._vocabulary_hash = vocabulary_hash
         self._opened_for = announced
         self._on_release_notice = on_release_notice
-        self._pacing = SendPacing(session, draft, statistics)
+        self._pacing = SendPacing(session, draft, channels, statistics)
         self._deliveries: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: VerifierStream | None = None
         self._announced = ""
@@ -100,43 +101,42 @@ class SessionDriver:
         try:
             with traces.span("outrider.device.session", session_id=short_id(session_id)):
                 while not self._session.finished:
-                    target = await self._route.next()
-                    with traces.span("outrider.device.attach", epoch=target.epoch):
-                        await self._attach(target)
+                    grant, epoch = await self._route.next()
+                    with traces.span("outrider.device.attach", epoch=epoch):
+                        await self._attach(grant, epoch)
         except OutriderError as error:
             self._deliveries.put_nowait(error)
         except Exception as error:
             log.exception("a session's driver failed")
             self._deliveries.put_nowait(InternalError(f"the session's driver failed: {type(error).__name__}: {error}"))
 
-    async def _attach(self, target: AttachTarget) -> None:
+    async def _attach(self, grant: Grant, epoch: int) -> None:
         """Run one stream from Open to its end. Returns where the session is over or another attach may help."""
         before = self._session.progress
-        self._statistics.attached(target.address)
+        self._statistics.attached(grant.address)
         try:
-            async with VerifierStream(self._channels, target, self._statistics, self._draft.level_ms) as stream:
-                self._open(stream, target)
+            async with VerifierStream(self._channels, grant, self._statistics, self._draft.level_ms) as stream:
+                self._open(stream, epoch, limits_of(grant.limits) if grant.HasField("limits") else None)
                 while not self._session.finished:
                     self._handle(await stream.receive())
         except OutriderError as error:
             if self._session.finished:
                 return
-            log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
+            log.info("attach with epoch %d at %s ended: %s", epoch, grant.address, error)
             self._statistics.attach_failure = str(error)
             self._route.failed(error, progressed=self._session.progress > before)
         finally:
             self._stream = None
             self._pacing.close()
 
-    def _open(self, stream: VerifierStream, target: AttachTarget) -> None:
+    def _open(self, stream: VerifierStream, epoch: int, limits: SessionLimits | None) -> None:
         """Send Open before the draft reads the prompt, so that the verifier reads it meanwhile.
 
         Appends may follow at once where the limits are known: from the ticket, or from an earlier attach.
         """
-        limits = target.limits
         if limits is None and self._pacing.limits_known:
             limits = self._session.limits
-        attach = self._session.attach(target.epoch, limits or SessionLimits())
+        attach = self._session.attach(epoch, limits or SessionLimits())
         session_id = self._statistics.session_id
         stream.open(Open(session_id=session_id, attach=attach, vocabulary_hash=self._vocabulary_hash))
         self._stream, self._announced = stream, self._opened_for
@@ -160,10 +160,10 @@ class SessionDriver:
             case Opened():
                 self._on_opened(message)
             case Directive():
-                self._pacing.replan(directive=message)
+                self._pacing.replan(message)
             case pb.Ping():
                 self._statistics.rtt_ms = message.rtt_ms
-                self._pacing.replan(rtt_s=message.rtt_ms / 1000)
+                self._pacing.replan()
             case pb.ReleaseNotice():
                 self._on_release_notice(message.serial)
 
@@ -173,7 +173,7 @@ class SessionDriver:
         if opened.vocabulary_size:  # 0 from a verifier that does not say
             self._draft.vocabulary_size = opened.vocabulary_size
         self._adopt(limits_of(opened.limits))
-        self._pacing.replan(directive=opened.directive)
+        self._pacing.replan(opened.directive)
         if self._stream is not None and not self._pacing.is_open:
             self._begin_appending(self._stream)
         else:
@@ -225,7 +225,7 @@ class SessionDriver:
         if self._stream is None or not self._pacing.is_open or release is None or release == self._announced:
             return
         self._pacing.flush_unsent()
-        self._stream.draft_in_use(release)
+        self._stream.send(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
         self._announced = release
 
     # --- the end
@@ -235,7 +235,7 @@ class SessionDriver:
         self._draft.end()
         cancel = self._session.cancel()
         if cancel is not None and self._stream is not None:
-            self._stream.cancel(cancel)
+            self._stream.send(pb.ClientMessage(cancel=cancel))
 
 
 async def _wind_down(runner: asyncio.Task[None]) -> None:

@@ -1,6 +1,6 @@
 """Decide where a session attaches next: the same verifier, its standby, or one that the coordinator names.
 
-A route returns attach targets, each with a greater epoch than the one before, and learns how each attach failed. The
+A route returns grants, each with a greater epoch than the one before, and learns how each attach failed. The
 session attaches with all tokens that it has received, so an attach can neither repeat nor lose one.
 """
 
@@ -10,11 +10,10 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Sequence
 
-from edge_agent.session.channels import AttachTarget, VerifierSilent
+from edge_agent.session.channels import VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.wire.checks import limits_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 _MAX_EPOCH = (1 << 63) - 1
@@ -81,16 +80,15 @@ class Route:
         """Failed attaches at the first grant's verifier."""
         self._pause_s = 0.0
 
-    async def next(self) -> AttachTarget:
-        """Return the next target after any pause that is due. Raises where no target is left."""
+    async def next(self) -> tuple[pb.Grant, int]:
+        """Return the verifier and the epoch of the next attach, after any pause. Raises where no verifier is left."""
         while True:
             while self._grants:
                 grant = self._grants[0]
                 epoch = max(self._epoch + 1, grant.epoch_first)
                 if epoch <= grant.epoch_last:
                     self._epoch = epoch
-                    limits = limits_of(grant.limits) if grant.HasField("limits") else None
-                    return AttachTarget(grant.address, epoch, grant.tls, grant.ticket, grant.verifier_id, limits)
+                    return grant, epoch
                 self._grants.pop(0)
             await self._request_grants()
 

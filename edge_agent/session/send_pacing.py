@@ -8,22 +8,23 @@ import math
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.growth import SpeculationPlan, departure_time
+from edge_agent.session.channels import Channels
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import FIRST_DIRECTIVE, Append, Directive
+from outrider.wire.v1 import session_pb2 as pb
 
 
 class SendPacing:
     """Paces the nodes of a session's tree, for as long as a stream is open for Appends."""
 
-    def __init__(self, session: DeviceSession, draft: DraftSession, statistics: Statistics) -> None:
+    def __init__(self, session: DeviceSession, draft: DraftSession, channels: Channels, statistics: Statistics) -> None:
         self._session = session
         self._draft = draft
+        self._channels = channels
         self._statistics = statistics
         self._directive = FIRST_DIRECTIVE
-        self._rtt_s = 0.0
-        """Round trip as the verifier measured it; 0 where it is not known yet."""
         self.limits_known = False
         """Whether the session's limits are the verifier's own; nothing is drafted before."""
         self._stream: VerifierStream | None = None
@@ -37,14 +38,13 @@ class SendPacing:
     @property
     def plan(self) -> SpeculationPlan:
         """Return the verifier's directive within the session's limits."""
-        waits = self._rtt_s < self._directive.draft_wait_ms / 1000
+        waits = self._channels.rtt_s < self._directive.draft_wait_ms / 1000
         plan = SpeculationPlan.of(self._directive, self._session.limits, waits=waits)
         return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
 
-    def replan(self, directive: Directive | None = None, rtt_s: float | None = None) -> None:
-        """Draft by a new directive or a new round trip."""
-        self._directive = self._directive if directive is None else directive
-        self._rtt_s = self._rtt_s if rtt_s is None else rtt_s
+    def replan(self, directive: Directive | None = None) -> None:
+        """Draft by a new directive, or by the old one and another round trip."""
+        self._directive = directive or self._directive
         self._draft.replan(self.plan)
 
     def open(self, stream: VerifierStream) -> None:
@@ -60,7 +60,6 @@ class SendPacing:
     def close(self) -> None:
         """Send nothing more on this stream."""
         self._stream = None
-        self._rtt_s = 0.0
         self._sent_at = self._departs = -math.inf
         if self._timer is not None:
             self._timer.cancel()
@@ -70,31 +69,31 @@ class SendPacing:
         """Answer a commit: the verifier has begun its next step."""
         now, plan = asyncio.get_running_loop().time(), self.plan
         self._step_began = now
-        departs = departure_time(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
+        departs = departure_time(plan, self._channels.rtt_s, now, max(now, self._sent_at + plan.pause_s))
         # Commits that come faster than the directive's step time must not postpone a message that waits to depart.
         self._departs = min(departs, self._departs) if self._timer is not None else departs
-        self.flush(plan)
+        self.flush()
 
-    def flush(self, plan: SpeculationPlan | None = None) -> None:
+    def flush(self) -> None:
         """Send unsent nodes and the base: now if the verifier waits for them, else at the next departure."""
         if self._stream is None or self._session.finished:
             return
-        now, plan = asyncio.get_running_loop().time(), plan or self.plan
+        now, plan, rtt_s = asyncio.get_running_loop().time(), self.plan, self._channels.rtt_s
         awaited = plan.waits and not self._verifier_has_nodes()
         if now < self._departs and not awaited and not self._session.base_is_stale:
             self._flush_at(self._departs)
             return
         # Rule 4: while the verifier has nodes of ours it waits for nothing, so `idle` alone would be of no use. `poll`
         # keeps rule 5 in any case.
-        resting = self._draft.rests(plan, self._rtt_s) and (self._session.has_unsent or not len(self._session.tree))
+        resting = self._draft.rests(plan, rtt_s) and (self._session.has_unsent or not len(self._session.tree))
         append = self._session.poll(resting=resting)
         if append is None:
             return
         self._send(self._stream, append)
         if awaited:
-            self._step_began = now + self._rtt_s  # its step begins when this arrives
+            self._step_began = now + rtt_s  # its step begins when this arrives
         self._sent_at = now
-        self._departs = departure_time(plan, self._rtt_s, self._step_began, now + plan.pause_s)
+        self._departs = departure_time(plan, rtt_s, self._step_began, now + plan.pause_s)
 
     def flush_unsent(self) -> None:
         """Send nodes that wait to depart, without changing when the next ones do."""
@@ -104,7 +103,7 @@ class SendPacing:
                 self._send(self._stream, append)
 
     def _send(self, stream: VerifierStream, append: Append) -> None:
-        stream.append(append)
+        stream.send(pb.ClientMessage(append=append))
         self._statistics.appends += 1
         self._statistics.drafted += len(append.token)
 

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import grpc
 
-from edge_agent.session.channels import MAX_RTT_S, AttachTarget, Channels, VerifierSilent
+from edge_agent.session.channels import Channels, VerifierSilent, advice, peer
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Unavailable
-from outrider.core.protocol.messages import Append, Cancel, Commit, Directive, Open, Opened
+from outrider.core.protocol.messages import Commit, Directive, Open, Opened
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import checks
 from outrider.wire.padding import padded
@@ -22,6 +22,7 @@ from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
+from outrider.wire.v1.coordinator_pb2 import Grant
 
 Received = Commit | Opened | Directive | pb.Ping | pb.ReleaseNotice | None
 """A message from the verifier; None for a kind that only newer versions know. A Ping was answered already."""
@@ -50,14 +51,15 @@ class VerifierStream:
     """
 
     def __init__(
-        self, channels: Channels, target: AttachTarget, statistics: Statistics, draft_ms: Callable[[], float]
+        self, channels: Channels, grant: Grant, statistics: Statistics, draft_ms: Callable[[], float]
     ) -> None:
         """draft_ms: returns the time in which this device drafts one level of its tree; 0 if it drafts nothing."""
         self._channels = channels
-        self._target = target
+        self._ticket = grant.ticket
+        self._peer, self._advice = peer(grant), advice(grant)
         self._statistics = statistics
         self._draft_ms = draft_ms
-        self._channel = channels.to(target)
+        self._channel = channels.to(grant)
         self._answered = False
         """Whether the verifier has sent anything."""
         self._allowed_s = channels.timeout(SILENCE_S + _CONNECT_S)
@@ -73,7 +75,7 @@ class VerifierStream:
 
     async def __aenter__(self) -> Self:
         verifier: Any = session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = verifier.Session(metadata=(*call_metadata(), *ticket_metadata(self._target.ticket)))
+        self._call = verifier.Session(metadata=(*call_metadata(), *ticket_metadata(self._ticket)))
         pump = asyncio.create_task(self._write())
         self._tasks = pump, asyncio.create_task(self._watch())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
@@ -95,18 +97,15 @@ class VerifierStream:
 
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
-        size = self._put(pb.ClientMessage(open=message))
+        size = self.send(pb.ClientMessage(open=message))
         self._allowed_s = self._channels.timeout(SILENCE_S + _CONNECT_S, size)
 
-    def append(self, message: Append) -> None:
-        self._put(pb.ClientMessage(append=message))
-
-    def cancel(self, message: Cancel) -> None:
-        self._put(pb.ClientMessage(cancel=message))
-
-    def draft_in_use(self, release: str) -> None:
-        """Say which release proposes the nodes of the following Appends; "" for none."""
-        self._put(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
+    def send(self, message: pb.ClientMessage) -> int:
+        """Send a message, and return its size in bytes."""
+        size = padded(message).ByteSize()
+        self._statistics.bytes_up += size
+        self._outbox.put_nowait(message)
+        return size
 
     async def receive(self) -> Received:
         """Return the next message. Raises VerifierSilent if none comes in time, Unavailable if the stream ends."""
@@ -114,10 +113,10 @@ class VerifierStream:
         if message is grpc.aio.EOF:
             raise Unavailable("the verifier ended the stream before the sequence was finished")
         if message is None:  # from gRPC, for bytes that are no message
-            raise Unavailable(f"{self._target.peer} sent what is no message; is it of another version?")
+            raise Unavailable(f"{self._peer} sent what is no message; is it of another version?")
         self._statistics.bytes_down += message.ByteSize()
         if not self._answered:
-            self._answered, self._allowed_s = True, SILENCE_S
+            self._answered, self._allowed_s = True, SILENCE_S + self._channels.rtt_s
         kind = message.WhichOneof("kind")
         received: Received = getattr(message, kind) if kind is not None else None
         match received:
@@ -129,23 +128,23 @@ class VerifierStream:
                 checks.check_directive(received)
             case pb.Ping():
                 self._check(received)
-                self._put(pb.ClientMessage(pong=pb.Pong(nonce=received.nonce, draft_ms=self._draft_ms())))
+                self.send(pb.ClientMessage(pong=pb.Pong(nonce=received.nonce, draft_ms=self._draft_ms())))
         return received
 
     def _check(self, ping: pb.Ping) -> None:
         """Take in what a ping tells of the verifier. Raises VerifierSilent if its engine is, or hears nothing."""
         checks.check_ping(ping)
-        now, rtt_s = time.monotonic(), min(ping.rtt_ms / 1000, MAX_RTT_S)
-        if rtt_s:
-            self._channels.measured(rtt_s)
-        self._allowed_s = SILENCE_S + rtt_s
+        now = time.monotonic()
+        if ping.rtt_ms:
+            self._channels.measured(ping.rtt_ms / 1000)
+        self._allowed_s = SILENCE_S + self._channels.rtt_s
         if ping.engine_quiet_ms > 1000 * (SILENCE_S + _ENGINE_S):
-            raise VerifierSilent(f"the engine of {self._target.peer} has been silent for {ping.engine_quiet_ms} ms")
+            raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
         while self._pongs and self._pongs[0][0] <= ping.heard:
             self._pongs.popleft()
         if len(self._pongs) >= _UNHEARD_PONGS and now - self._pongs[0][1] > self._allowed_s:
             raise VerifierSilent(
-                f"{self._target.peer} hears nothing from here: the last answer that came was to ping {ping.heard}"
+                f"{self._peer} hears nothing from here: the last answer that came was to ping {ping.heard}"
             )
         self._pongs.append((ping.nonce, now))
 
@@ -154,14 +153,14 @@ class VerifierStream:
         try:
             return await self._call.read()
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self._target.peer, self._target.advice) from error
+            raise error_from_rpc(error, self._peer, self._advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._call.done() or task is None or task.cancelling():
                 raise
             if not self._silent:
                 raise Unavailable("the stream was cancelled by the connection") from None
-            raise VerifierSilent(f"{self._target.peer} has been silent for {self._allowed_s:g} s") from None
+            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
 
     async def _watch(self) -> None:
         """End the stream of a verifier that is silent for too long while this process runs.
@@ -179,13 +178,6 @@ class VerifierStream:
                 self._waits_since = given = time.monotonic()
         self._silent = True
         self._call.cancel()
-
-    def _put(self, message: pb.ClientMessage) -> int:
-        """Send a message, and return its size in bytes."""
-        size = padded(message).ByteSize()
-        self._statistics.bytes_up += size
-        self._outbox.put_nowait(message)
-        return size
 
     async def _write(self) -> None:
         """Write what was sent, in order. An error here ends reading too, and is raised there."""

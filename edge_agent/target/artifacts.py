@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 from google.protobuf.message import DecodeError
 
-from edge_agent.session.channels import AttachTarget, Channels, VerifierSilent
+from edge_agent.session.channels import Channels, VerifierSilent, advice, peer
 from edge_agent.session.failover import Route
 from outrider.artifacts import atomic_files
 from outrider.artifacts.download import download
@@ -26,6 +26,7 @@ from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
+from outrider.wire.v1.coordinator_pb2 import Grant
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class ArtifactClient:
         self._route = route
         self._channels = channels
         self._channel: grpc.aio.Channel | None = None
-        self._target = AttachTarget("", 0)
+        self._grant = Grant()
         """The present verifier, while there is one."""
         self._has_verifier = False
         self._progressed = False
@@ -102,9 +103,7 @@ class ArtifactClient:
             verifier = await self._connected()
             try:
                 async with self._answering(DESCRIBE_S):
-                    answer = await verifier.Describe(
-                        pb.DescribeRequest(), metadata=ticket_metadata(self._target.ticket)
-                    )
+                    answer = await verifier.Describe(pb.DescribeRequest(), metadata=ticket_metadata(self._grant.ticket))
                 if answer is None:
                     raise self._no_message()
                 self._progressed = True
@@ -117,7 +116,7 @@ class ArtifactClient:
         while True:
             verifier = await self._connected()
             request = pb.FetchArtifactRequest(hash=content_hash, offset=offset)
-            call = verifier.FetchArtifact(request, metadata=ticket_metadata(self._target.ticket))
+            call = verifier.FetchArtifact(request, metadata=ticket_metadata(self._grant.ticket))
             try:
                 while (data := await self._chunk(call)) is not None:
                     self._progressed = True
@@ -147,19 +146,19 @@ class ArtifactClient:
         except TimeoutError:
             if self._channel is not None:
                 self._channels.retire(self._channel)
-            raise VerifierSilent(f"{self._target.peer} has been silent for {allowed_s:g} s") from None
+            raise VerifierSilent(f"{peer(self._grant)} has been silent for {allowed_s:g} s") from None
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self._target.peer, self._target.advice) from error
+            raise error_from_rpc(error, peer(self._grant), advice(self._grant)) from error
 
     def _no_message(self) -> Unavailable:
         """Return the error for None from gRPC, which stands for bytes that are no message."""
-        return Unavailable(f"{self._target.peer} sent what is no message; is it of another version?")
+        return Unavailable(f"{peer(self._grant)} sent what is no message; is it of another version?")
 
     async def _connected(self) -> session_pb2_grpc.VerifierStub:
         """Return the verifier that answered last, or the next one on the route."""
         if not self._has_verifier:
-            self._target, self._has_verifier = await self._route.next(), True
-        self._channel = self._channels.to(self._target, bulk=True)  # the one before may have been retired since
+            (self._grant, _), self._has_verifier = await self._route.next(), True
+        self._channel = self._channels.to(self._grant, bulk=True)  # the one before may have been retired since
         return session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _leave(self, error: OutriderError) -> None:

@@ -16,13 +16,13 @@ from edge_agent.session.channels import (
     BYTES_PER_S,
     MAX_RTT_S,
     ROUND_TRIPS,
-    AttachTarget,
     Channels,
     VerifierSilent,
 )
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
 from outrider.core.protocol.messages import Commit, Open
+from outrider.wire.v1.coordinator_pb2 import Grant
 
 SILENCE_S = 0.3
 
@@ -56,7 +56,7 @@ async def opened(script: Script, channels: Channels) -> AsyncIterator[tuple[Fake
     """Yield a verifier, and a stream of which the first tokens have come."""
     async with (
         FakeVerifier(script) as verifier,
-        VerifierStream(channels, AttachTarget(verifier.address, 1), Statistics(), lambda: 0.0) as stream,
+        VerifierStream(channels, Grant(address=verifier.address), Statistics(), lambda: 0.0) as stream,
     ):
         stream.open(Open(session_id="s", attach=attach(1, (1, 2, 3), max_tokens=4_000)))
         while not isinstance(await stream.receive(), Commit):

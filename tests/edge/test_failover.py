@@ -11,17 +11,11 @@ from edge_agent.session.failover import NextAttach, Route, next_attach
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.v1 import coordinator_pb2 as pb
-
-LIMITS = SessionLimits(nodes=20, depth=10, in_flight=40, run_ahead=16)
 
 
 def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
-    limits = LIMITS.message
-    return pb.Grant(
-        verifier_id=name, address=address, ticket=b"ticket", limits=limits, epoch_first=first, epoch_last=last
-    )
+    return pb.Grant(verifier_id=name, address=address, ticket=b"ticket", epoch_first=first, epoch_last=last)
 
 
 class Coordinator:
@@ -69,8 +63,7 @@ async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None
     for _ in range(2):
         route.failed(Unavailable("reset"), progressed=False)
         attaches.append(await route.next())
-    assert [(attach.address, attach.epoch) for attach in attaches] == [("h:1", 10), ("h:1", 11), ("h:2", 20)]
-    assert attaches[0].limits == LIMITS
+    assert [(grant.address, epoch) for grant, epoch in attaches] == [("h:1", 10), ("h:1", 11), ("h:2", 20)]
 
 
 async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() -> None:
@@ -78,8 +71,8 @@ async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() ->
     route = Route([grant("a", "h:1", 10, 19)], coordinator.resume, quick())
     await route.next()
     route.failed(VerifierSilent("hung"), progressed=False)
-    attach = await route.next()
-    assert (attach.address, attach.epoch) == ("h:3", 40)
+    granted, epoch = await route.next()
+    assert (granted.address, epoch) == ("h:3", 40)
     assert coordinator.asked[0] == (("a",), 10)
 
 
@@ -88,6 +81,7 @@ async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
     route = Route([grant("a", "h:1", 10, 11)], coordinator.resume, quick())
     epochs = []
     for _ in range(4):
-        epochs.append((await route.next()).epoch)
+        _, epoch = await route.next()
+        epochs.append(epoch)
         route.failed(Unavailable("reset"), progressed=True)
     assert epochs == [10, 11, 12, 13]
