@@ -8,7 +8,7 @@ where the model has not been asked yet. A token that several sources propose has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal
@@ -16,19 +16,37 @@ from outrider.core.acceptance.calibrator import Agreement, Calibrator
 from outrider.core.proposals import CERTAIN
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class CalibratedSource:
-    """A draft source, the calibrators that estimate its acceptance, and what a call costs."""
+    """A draft source, the calibrators that estimate its acceptance, what a call costs, and what it has yet to read."""
 
     source: DraftSource
     greedy: Calibrator
     sampled: Calibrator
     latency: DecodeLatency | None = None
     """Seconds of a call by its nodes, for a model; None where a call costs nothing worth counting."""
+    path: list[int] = field(default_factory=list, init=False)
+    """Nodes that became the first of `tokens`."""
+    tokens: list[int] = field(default_factory=list, init=False)
+    """Committed tokens that a model has not read: it reads them when it is asked again."""
+    full: bool = field(default=False, init=False)
+    """Whether a model's context has no cells or sequence ids left before a commit frees some."""
 
     def calibrator(self, task: DraftTask) -> Calibrator:
         """Return the calibrator of a session's sampling: perturbed scores have other margins."""
         return self.greedy if task.sampling.greedy else self.sampled
+
+    def owe(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """Note committed tokens, of which the nodes `path` carried the first ones, until `catch_up`."""
+        if len(self.path) == len(self.tokens):
+            self.path += path
+        self.tokens += tokens
+
+    def catch_up(self) -> None:
+        """Read the committed tokens that are owed."""
+        if self.tokens:
+            path, tokens, self.path, self.tokens = self.path, self.tokens, [], []
+            self.source.advance(path, tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from edge_agent.drafting import growth
 from edge_agent.drafting.calibrated_source import CalibratedSource, NodeProposals
-from edge_agent.drafting.growth import ChildProposal, DecodeLatency, RankedNode, SpeculationPlan
-from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
+from edge_agent.drafting.growth import DecodeLatency, RankedNode, SpeculationPlan
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
 
@@ -59,8 +59,8 @@ class _NodeState:
     first: bool = True
     """Whether it is on the greedy spine if its parent is."""
     sent: bool = False
-    evaluated: set[int] = field(default_factory=set)
-    """Numbers of the models that have evaluated it."""
+    evaluated: set[CalibratedSource] = field(default_factory=set)
+    """The models that have evaluated it."""
     asked: bool = False
     """Whether the sources that cost nothing were asked for its children."""
     proposals: NodeProposals = field(default_factory=NodeProposals)
@@ -69,24 +69,6 @@ class _NodeState:
     def certain(self) -> bool:
         """Return whether the node is the only one that may follow its parent."""
         return self.acceptance == 1.0
-
-
-@dataclass(eq=False)
-class _Asked:
-    """A source, with what a model has to catch up with."""
-
-    number: int
-    calibrated: CalibratedSource
-    path: list[int] = field(default_factory=list)
-    """Nodes that became the first of `tokens`."""
-    tokens: list[int] = field(default_factory=list)
-    """Committed tokens that the model has not read: it reads them when it is asked again."""
-    full: bool = False
-    """Whether its context has no cells or sequence ids left before a commit frees some."""
-
-    @property
-    def source(self) -> DraftSource:
-        return self.calibrated.source
 
 
 class Drafter:
@@ -98,9 +80,9 @@ class Drafter:
     """
 
     def __init__(self, sources: Sequence[CalibratedSource], clock: Callable[[], float] = time.monotonic) -> None:
-        self._sources = [_Asked(number, one) for number, one in enumerate(sources)]
-        self._models = [one for one in self._sources if one.calibrated.latency is not None]
-        self._free = [one for one in self._sources if one.calibrated.latency is None]
+        self._sources = tuple(sources)
+        self._models = [one for one in sources if one.latency is not None]
+        self._free = [one for one in sources if one.latency is None]
         self._clock = clock
         self.decode_s = self._latency(self._models).of(1) if self._models else 0.0
         """Moving average of the time in which the models evaluate nodes once."""
@@ -150,9 +132,7 @@ class Drafter:
         for free in self._free:
             free.source.advance(path, tokens)
         for model in self._models:
-            if len(model.path) == len(model.tokens):
-                model.path += path
-            model.tokens += tokens
+            model.owe(path, tokens)
         self._propose_again()
 
     def step(self) -> bool:
@@ -203,7 +183,7 @@ class Drafter:
         models, states = self._awake(), self._states
         if not models:
             return []
-        if any(model.number not in states[ROOT].evaluated for model in models):
+        if any(model not in states[ROOT].evaluated for model in models):
             return [self._root()]  # nothing below it could be evaluated before
         ranked = self._ranked()
         if self._room() <= 0:
@@ -228,13 +208,13 @@ class Drafter:
         certain = any(self._states[child].certain for child in self._tree.children(item.node.id).values())
         return replace(item, settled=True) if certain else item
 
-    def _awake(self) -> list[_Asked]:
+    def _awake(self) -> list[CalibratedSource]:
         """Return the models that can be asked before the next commit."""
         return [model for model in self._models if not model.full]
 
     @staticmethod
-    def _latency(models: Sequence[_Asked]) -> DecodeLatency:
-        return DecodeLatency.together([one.calibrated.latency for one in models if one.calibrated.latency is not None])
+    def _latency(models: Sequence[CalibratedSource]) -> DecodeLatency:
+        return DecodeLatency.together([one.latency for one in models if one.latency is not None])
 
     def _should_collect(self, unsent: Sequence[RankedNode], *, awaited: bool) -> bool:
         """Return whether to draft more before these nodes go out. awaited: the verifier holds nothing of ours."""
@@ -266,34 +246,32 @@ class Drafter:
             self._grow([item for item in (self._root(), *self._kept()) if item.node.id in asked])
         return bool(asked)
 
-    def _ask(self, model: _Asked, leaves: Sequence[RankedNode]) -> None:
+    def _ask(self, model: CalibratedSource, leaves: Sequence[RankedNode]) -> None:
         """Let a model rate the children of the nodes that it can evaluate: it has evaluated what is above them, or does
         so in the same call."""
         source = model.source
-        if model.tokens:
-            path, tokens, model.path, model.tokens = model.path, model.tokens, [], []
-            source.advance(path, tokens)
+        model.catch_up()
         asked: dict[int, RankedNode] = {}
         for leaf in leaves:
             node = leaf.node
-            if model.number in self._states[node.id].evaluated or (node.id != ROOT and not source.knows(node.token)):
+            if model in self._states[node.id].evaluated or (node.id != ROOT and not source.knows(node.token)):
                 continue
-            if node.id == ROOT or node.parent in asked or model.number in self._states[node.parent].evaluated:
+            if node.id == ROOT or node.parent in asked or model in self._states[node.parent].evaluated:
                 asked[node.id] = leaf
         if not asked:
             return
         contexts = [self._context(leaf.node, wanted=not leaf.settled) for leaf in asked.values()]
         proposed = source.expand(contexts)
         for leaf, proposals in zip(asked.values(), proposed, strict=True):
-            self._states[leaf.node.id].evaluated.add(model.number)
+            self._states[leaf.node.id].evaluated.add(model)
             if not leaf.settled:
                 self._rate(leaf, model, proposals)
 
-    def _rate(self, parent: RankedNode, asked: _Asked, proposals: Sequence[Proposal]) -> None:
+    def _rate(self, parent: RankedNode, asked: CalibratedSource, proposals: Sequence[Proposal]) -> None:
         """Add a source's proposals for a node's children, and rate anew the children that exist already."""
-        state, calibrator = self._states[parent.node.id], asked.calibrated.calibrator(self._task)
+        state, calibrator = self._states[parent.node.id], asked.calibrator(self._task)
         leads = asked in self._models or not self._models
-        state.proposals.add(asked.number, calibrator, proposals, parent.depth + 1, leads=leads)
+        state.proposals.add(self._sources.index(asked), calibrator, proposals, parent.depth + 1, leads=leads)
         for token, child in self._tree.children(parent.node.id).items():
             self._states[child].acceptance, self._states[child].first = state.proposals.children[token]
 
@@ -338,22 +316,21 @@ class Drafter:
     def _add_children(self, parent: RankedNode) -> list[RankedNode]:
         """Add the children of one node that qualify; return the new ones."""
         state = self._states[parent.node.id]
-        ranked = sorted(state.proposals.children.items(), key=lambda item: -item[1][0])
-        proposals = [ChildProposal(token, parent.path_acceptance * own, first) for token, (own, first) in ranked]
         added = []
-        for child in growth.choose_children(proposals, parent.depth + 1, parent.spine, self.plan):
-            acceptance, first = state.proposals.children[child.token]
-            present = self._tree.child(parent.node.id, child.token) is not None
+        for token in growth.choose_children(state.proposals.children, parent, self.plan):
+            acceptance, first = state.proposals.children[token]
+            path_acceptance = parent.path_acceptance * acceptance
+            present = self._tree.child(parent.node.id, token) is not None
             known = acceptance == 1.0 or state.evaluated or not self._models
             if present or not (known or self._free_room() > 0):
                 continue
-            if self._room() <= 0 and not self._displace(child.path_acceptance):
+            if self._room() <= 0 and not self._displace(path_acceptance):
                 continue
-            node = self._tree.add(self._next_id, parent.node.id, child.token)
+            node = self._tree.add(self._next_id, parent.node.id, token)
             self._states[node.id] = _NodeState(acceptance, first)
             self._next_id += 1
             self._chosen = None
-            added.append(RankedNode(node, parent.depth + 1, child.path_acceptance, parent.spine and first))
+            added.append(RankedNode(node, parent.depth + 1, path_acceptance, parent.spine and first))
         return added
 
     def _displace(self, path_acceptance: float) -> bool:

@@ -108,16 +108,6 @@ class RankedNode:
 
 
 @dataclass(frozen=True)
-class ChildProposal:
-    """A token that could become a child of an evaluated node."""
-
-    token: int
-    path_acceptance: float
-    leading: bool
-    """Whether it is the leading source's first proposal."""
-
-
-@dataclass(frozen=True)
 class DecodeLatency:
     """Holds how long a decode takes on this device, by the number of nodes in it."""
 
@@ -221,19 +211,19 @@ def _chain(
     return chain
 
 
-def choose_children(
-    proposals: Sequence[ChildProposal], depth: int, spine: bool, plan: SpeculationPlan
-) -> list[ChildProposal]:
-    """Return the children to add below one parent.
+def choose_children(children: Mapping[int, tuple[float, bool]], parent: RankedNode, plan: SpeculationPlan) -> list[int]:
+    """Return the tokens to add below a node.
 
-    proposals: by falling path acceptance. depth: of the children. spine: whether the parent is on the greedy spine.
+    children: token -> (acceptance given the parent, whether it is the leading source's first proposal).
     """
-    if depth > plan.depth or not plan.speculates:
+    if parent.depth >= plan.depth or not plan.speculates:
         return []
-    kept = [child for child in proposals[: plan.siblings] if child.path_acceptance >= plan.min_acceptance]
+    ranked = sorted(children, key=lambda token: -children[token][0])
+    likely = [token for token in ranked if parent.path_acceptance * children[token][0] >= plan.min_acceptance]
+    kept = likely[: plan.siblings]
     alone = plan.siblings == 1 and kept
-    if spine and depth <= _SPINE_FLOOR and not alone and not any(child.leading for child in kept):
-        kept += [child for child in proposals if child.leading][:1]
+    if parent.spine and parent.depth < _SPINE_FLOOR and not alone and not any(children[token][1] for token in kept):
+        kept += [token for token in ranked if children[token][1]][:1]
     return kept
 
 

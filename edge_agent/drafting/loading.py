@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
+from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import ModelRefused
@@ -19,6 +22,7 @@ from outrider.core.vocabulary import compare_token_tables
 
 if TYPE_CHECKING:
     from edge_agent.drafting.sources.llama import LlamaSource
+    from edge_agent.drafting.worker import DraftWorker
     from outrider.llama import LlamaModel, TreeContext
 
 log = logging.getLogger(__name__)
@@ -27,6 +31,8 @@ NGRAM = "ngram"
 """Name and release of a draft of n-grams alone."""
 CONTEXT = 4096
 """Tokens of a context that needs no look at the memory."""
+WIDTHS = (1, 2, 4, 8)
+"""Numbers of nodes for which the duration of a decode is measured."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the contexts of all workers take together, if they are longer than that."""
 
@@ -60,14 +66,29 @@ class LoadedModel:
     """Tokens of a worker's context."""
     latency: DecodeLatency | None = None
     """How long decodes take; the first worker measures it."""
+    threads: int = 1
+    """CPU threads of a decode."""
 
-    def source(self, threads: int) -> tuple[LlamaSource, TreeContext]:
-        """Return a source and its context, which belongs to the calling thread."""
-        from edge_agent.drafting.sources.llama import LlamaSource
+    def context(self) -> TreeContext:
+        """Return a context, which belongs to the calling thread."""
         from outrider.llama import TreeContext
 
-        context = TreeContext(self.model, n_ctx=self.context_length, threads=threads)
-        return LlamaSource(context, shared_vocabulary=self.shared_vocabulary), context
+        return TreeContext(self.model, n_ctx=self.context_length, threads=self.threads)
+
+    def source(self, context: TreeContext) -> LlamaSource:
+        from edge_agent.drafting.sources.llama import LlamaSource
+
+        return LlamaSource(context, shared_vocabulary=self.shared_vocabulary)
+
+    def calibrated(self, context: TreeContext) -> CalibratedSource:
+        """Return a source with what was learned of it; measures a decode's duration if nobody has."""
+        from outrider.llama import measure_widths
+
+        if self.latency is None:
+            self.latency = DecodeLatency.measured(measure_widths(context, WIDTHS))
+            in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in self.latency.seconds)
+            log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
+        return CalibratedSource(self.source(context), *self.calibrators, self.latency)
 
 
 @dataclass(eq=False)
@@ -84,6 +105,10 @@ class Draft:
     """Why no worker can start any more: one could not, and not every session tries again."""
     users: int = 0
     """Sessions that it drafts for, which the pool counts."""
+    workers: list[DraftWorker] = field(default_factory=list)
+    """The threads that draft with it, which the pool starts and ends."""
+    idle: list[DraftWorker] = field(default_factory=list)
+    """Those of them that no session uses."""
 
     @property
     def has_model(self) -> bool:
@@ -94,6 +119,11 @@ class Draft:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
         for calibrator in self.models[0].calibrators if self.models else self.ngram_calibrators:
             calibrator.start_from(prior)
+
+    def drafter(self, owned: contextlib.ExitStack) -> Drafter:
+        """Return a drafter for the calling thread. owned: closes its contexts."""
+        models = [one.calibrated(owned.enter_context(one.context())) for one in self.models]
+        return Drafter([*models, CalibratedSource(NgramSource(), *self.ngram_calibrators)])
 
     def close(self) -> None:
         """Free the models. No worker may use them any more."""
@@ -156,7 +186,7 @@ def _load(path: Path, name: str, target_table: Sequence[bytes], options: DraftOp
     model = LlamaModel.load(path, threads=options.threads)
     try:
         shared = compare_token_tables(model.token_table(), target_table)
-        return LoadedModel(name, model, shared, digest or file_digest(path))
+        return LoadedModel(name, model, shared, digest or file_digest(path), threads=options.threads)
     except BaseException:
         model.close()
         raise

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
-from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.draft_session import DraftSession
-from edge_agent.drafting.drafter import Drafter
-from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.loading import Draft, DraftOptions, LoadedModel, ngram_draft
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
-from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.errors import ModelRefused, Overloaded
 from outrider.core.protocol.device import Delivery, DeviceSession
@@ -24,10 +20,6 @@ from outrider.core.tree import ROOT
 
 log = logging.getLogger(__name__)
 
-_A = TypeVar("_A")
-
-WIDTHS = (1, 2, 4, 8)
-"""Numbers of nodes for which the duration of a decode is measured."""
 _IDLE_WORKERS = 4
 """Idle workers that are kept without a model: another one is started in no time."""
 
@@ -44,9 +36,8 @@ class DraftPool:
         """The draft of new sessions."""
         self.ngram: Draft | None = ngram_draft()
         """What drafts where no model can; None once the pool is closed."""
-        self._options = options
-        self._workers: list[DraftWorker] = []
-        self._idle: list[DraftWorker] = []
+        self._most_workers = options.workers
+        """Of one draft with a model."""
         self._sessions: set[DraftSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired: set[Draft] = set()
@@ -117,15 +108,14 @@ class DraftPool:
 
         Raises ModelRefused if no worker can start, Overloaded if all are in use.
         """
-        worker = next((one for one in self._idle if one.draft is draft), None)
-        if worker is not None:
-            self._idle.remove(worker)
+        if draft.idle:
+            worker = draft.idle.pop(0)
         elif draft.failure:
             raise ModelRefused(draft.failure)
-        elif not draft.has_model or sum(one.draft is draft for one in self._workers) < self._options.workers:
-            worker = self._started(draft)
+        elif not draft.has_model or len(draft.workers) < self._most_workers:
+            worker = started(draft)
         else:
-            raise Overloaded(f"all draft workers are in use; draft_workers is {self._options.workers}")
+            raise Overloaded(f"all draft workers are in use; draft_workers is {self._most_workers}")
         draft.users += 1
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
@@ -135,7 +125,7 @@ class DraftPool:
         except Exception as error:
             draft.failure = f"the draft {draft.name} cannot start: {error}"
             log.warning("%s", draft.failure)
-            self._workers.remove(worker)
+            draft.workers.remove(worker)
             self._left(draft)
             raise ModelRefused(draft.failure) from error
         return worker
@@ -144,38 +134,12 @@ class DraftPool:
         """End the worker's session and keep the worker for the next one, unless enough are idle."""
         worker.end()
         draft = worker.draft
-        if draft.has_model or sum(one.draft is draft for one in self._idle) < _IDLE_WORKERS:
-            self._idle.append(worker)
+        if draft.has_model or len(draft.idle) < _IDLE_WORKERS:
+            draft.idle.append(worker)
         else:
-            self._workers.remove(worker)
+            draft.workers.remove(worker)
             worker.close(timeout_s=0.0)  # its thread ends soon, and nothing waits for it
         self._left(draft)
-
-    def _started(self, draft: Draft) -> DraftWorker:
-        """Return a new worker, whose thread builds its drafter. Raises ModelRefused if no thread can start."""
-        owned = contextlib.ExitStack()
-        try:
-            worker = DraftWorker(draft, lambda: self._drafter(draft, owned), owned.close)
-        except RuntimeError as error:  # the draft is not to blame, and the next session may find a thread
-            raise ModelRefused(f"the draft {draft.name} cannot start now: {error}") from error
-        self._workers.append(worker)
-        return worker
-
-    def _drafter(self, draft: Draft, owned: contextlib.ExitStack) -> Drafter:
-        """Return a drafter for the calling thread. owned: closes its contexts."""
-        sources = [self._calibrated(loaded, owned) for loaded in draft.models]
-        return Drafter([*sources, CalibratedSource(NgramSource(), *draft.ngram_calibrators)])
-
-    def _calibrated(self, loaded: LoadedModel, owned: contextlib.ExitStack) -> CalibratedSource:
-        from outrider.llama import measure_widths
-
-        source, context = loaded.source(self._options.threads)
-        owned.callback(context.close)
-        if loaded.latency is None:
-            loaded.latency = DecodeLatency.measured(measure_widths(context, WIDTHS))
-            in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in loaded.latency.seconds)
-            log.info("draft %s: ms per decode by nodes: %s", loaded.name, in_ms)
-        return CalibratedSource(source, *loaded.calibrators, loaded.latency)
 
     # --- sessions
 
@@ -214,10 +178,9 @@ class DraftPool:
     async def free(self, draft: Draft) -> None:
         """Free a draft that no session uses, with its workers."""
         draft.failure = f"the draft {draft.name} was replaced"  # for those who come too late
-        self._idle = [one for one in self._idle if one.draft is not draft]
-        for worker in [one for one in self._workers if one.draft is draft]:
-            await asyncio.to_thread(worker.close)
-        self._workers = [one for one in self._workers if one.draft is not draft]
+        draft.idle.clear()
+        while draft.workers:
+            await asyncio.to_thread(draft.workers.pop().close)
         draft.close()
         self._retired.discard(draft)
         if not self._retired:
@@ -225,8 +188,8 @@ class DraftPool:
 
     # --- without a verifier
 
-    async def generate_offline(self, task: DraftTask, on_token: Callable[[], None]) -> AsyncGenerator[Delivery, None]:
-        """Continue the task's sequence with the model alone, one unverified token at a time; `on_token` counts them.
+    async def generate_offline(self, task: DraftTask) -> AsyncGenerator[Delivery, None]:
+        """Continue the task's sequence with the model alone, one unverified token at a time.
 
         The noise is that of the verified sequence, so the draft generates the same tokens again with the same seed.
         Raises ModelRefused without a model or where it proposes nothing, ContextFull for a sequence that is too long.
@@ -235,33 +198,42 @@ class DraftPool:
         if draft is None or not draft.has_model:
             raise ModelRefused("there is no draft model that could generate alone")
         thread = self._offline_thread = self._offline_thread or ThreadPoolExecutor(1, "outrider-offline")
-        loop = asyncio.get_running_loop()
-
-        async def on_thread(work: Callable[[], _A]) -> _A:
-            return await loop.run_in_executor(thread, work)
-
+        loop, deliveries = asyncio.get_running_loop(), _written(draft.models[0], task)
         draft.users += 1
         try:
-            source, context = await on_thread(lambda: draft.models[0].source(self._options.threads))
-            try:
-                await on_thread(lambda: source.begin(task))
-                for position in range(len(task.received), task.max_tokens):
-                    root = NodeContext(ROOT, ROOT, -1, position, ())
-                    [proposals] = await on_thread(lambda at=root: source.expand([at]))  # type: ignore[misc]
-                    if not proposals:
-                        raise ModelRefused("the draft's logits are not numbers, so it cannot generate alone")
-                    token = proposals[0].token
-                    last = position + 1 == task.max_tokens
-                    finish = Finish.EOS if token in task.ends else Finish.LENGTH if last else Finish.NONE
-                    on_token()
-                    yield Delivery((token,), (True,), (False,), (), finish, verified=False)
-                    if finish:
-                        return
-                    await on_thread(lambda new=token: source.advance((), (new,)))  # type: ignore[misc]
-            finally:
-                await asyncio.wrap_future(thread.submit(context.close))
+            while (delivery := await loop.run_in_executor(thread, next, deliveries, None)) is not None:
+                yield delivery
         finally:
+            await asyncio.wrap_future(thread.submit(deliveries.close))
             self._left(draft)
+
+
+def started(draft: Draft) -> DraftWorker:
+    """Return a new worker, whose thread makes its drafter. Raises ModelRefused if no thread can start."""
+    try:
+        worker = DraftWorker(draft)
+    except RuntimeError as error:  # the draft is not to blame, and the next session may find a thread
+        raise ModelRefused(f"the draft {draft.name} cannot start now: {error}") from error
+    draft.workers.append(worker)
+    return worker
+
+
+def _written(model: LoadedModel, task: DraftTask) -> Generator[Delivery, None, None]:
+    """Yield what a model writes alone, all on one thread."""
+    with model.context() as context:
+        source = model.source(context)
+        source.begin(task)
+        for position in range(len(task.received), task.max_tokens):
+            [proposals] = source.expand([NodeContext(ROOT, ROOT, -1, position, ())])
+            if not proposals:
+                raise ModelRefused("the draft's logits are not numbers, so it cannot generate alone")
+            token = proposals[0].token
+            last = position + 1 == task.max_tokens
+            finish = Finish.EOS if token in task.ends else Finish.LENGTH if last else Finish.NONE
+            yield Delivery((token,), (True,), (False,), (), finish, verified=False)
+            if finish:
+                return
+            source.advance((), (token,))
 
 
 def _turn(drafting: DraftSession) -> int:

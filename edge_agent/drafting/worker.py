@@ -6,6 +6,7 @@ callback. llama.cpp releases the GIL while it decodes, so commits reach the clie
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -46,16 +47,11 @@ class _Inbox:
 
 
 class DraftWorker:
-    """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds.
+    """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds."""
 
-    draft: what it drafts with. build: makes the drafter, on the worker's thread. release: frees what `build` took, on
-    the same thread.
-    """
-
-    def __init__(self, draft: Draft, build: Callable[[], Drafter], release: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, draft: Draft) -> None:
+        """draft: makes the drafter, on this thread. Raises RuntimeError if no thread can start."""
         self.draft = draft
-        self._build = build
-        self._release = release
         self._inbox = _Inbox()
         self._inbox_changed = threading.Condition()
         """Guards the inbox."""
@@ -105,18 +101,18 @@ class DraftWorker:
     # --- on the worker's thread
 
     def _main(self) -> None:
-        try:
-            self._drafter = self._build()
-        except BaseException as error:
-            self._release()  # what it had taken before it failed
-            self.ready.set_exception(error)
-            return
-        self.ready.set_result(None)
-        try:
-            self._run(self._drafter)
-        finally:
-            self._report = self._drafter = None  # they hold the session's text
-            self._release()
+        with contextlib.ExitStack() as owned:
+            try:
+                self._drafter = self.draft.drafter(owned)
+            except BaseException as error:
+                owned.close()  # what it had taken before it failed
+                self.ready.set_exception(error)
+                return
+            self.ready.set_result(None)
+            try:
+                self._run(self._drafter)
+            finally:
+                self._report = self._drafter = None  # they hold the session's text
 
     def _run(self, drafter: Drafter) -> None:
         rests = True

@@ -218,7 +218,7 @@ class CompletionStream(ItemStream[Chunk]):
         self._is_offline = True
         self.statistics.uses(draft.name, draft.release)
         task = DraftTask.of(self._session, self._bundle.grammar(self._request.grammar))
-        return contextlib.aclosing(self._sessions.drafts.generate_offline(task, self.statistics.generated_offline))
+        return contextlib.aclosing(self._sessions.drafts.generate_offline(task))
 
     async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
         """Return the next source of deliveries after `failures` failed tries. Raises `error` if there is none.
@@ -244,6 +244,8 @@ class CompletionStream(ItemStream[Chunk]):
         """Return the delivery's text and tokens, up to a stop string; notes why the output ends with it."""
         text, count, stopped = self._text.feed(delivery.tokens, last=bool(delivery.finish))
         self._finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
+        if not delivery.verified:
+            self.statistics.generated_offline(len(delivery.tokens))
         # No target has accepted what the draft wrote alone; it is this device's all the same.
         own = delivery.accepted if delivery.verified else delivery.proposed
         logprobs = delivery.logprobs[:count] if self._request.logprobs is not None else None

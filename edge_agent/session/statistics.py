@@ -97,10 +97,10 @@ class Statistics:
         self.failovers += bool(self.address) and address != self.address
         self.address = address
 
-    def generated_offline(self) -> None:
-        """Count a token that the draft generated alone."""
-        self.tokens += 1
-        self.unverified += 1
+    def generated_offline(self, count: int) -> None:
+        """Count tokens that the draft generated alone."""
+        self.tokens += count
+        self.unverified += count
 
     def uses(self, draft: str, release: str, failure: str = "") -> None:
         """Note the draft in use. failure: why it has ended drafting, if it has."""

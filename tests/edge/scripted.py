@@ -12,7 +12,7 @@ from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.loading import Draft, DraftOptions
-from edge_agent.drafting.pool import DraftPool
+from edge_agent.drafting.pool import DraftPool, started
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import Calibrator
@@ -99,6 +99,11 @@ class ScriptedDraft(Draft):
     def has_model(self) -> bool:
         return True
 
+    def drafter(self, owned: object) -> Drafter:
+        cost_s = max(self.source.decode_s, 1e-5)
+        latency = DecodeLatency(((1, cost_s), (4, 2 * cost_s)))
+        return Drafter([CalibratedSource(self.source, Calibrator(), Calibrator(), latency)])
+
 
 class ScriptedPool(DraftPool):
     """Holds drafts with one worker each, which draft by script."""
@@ -111,7 +116,9 @@ class ScriptedPool(DraftPool):
         """Return a session that begins with the draft in use."""
         assert self.draft is not None
         drafting = DraftSession(session, self)
-        drafting.use(self._idle.pop() if self._idle else self._started(self.draft))
+        if not self.draft.idle:
+            self.draft.idle.append(started(self.draft))
+        drafting.use(self.draft.idle.pop())
         self.draft.users += 1
         return drafting
 
@@ -119,12 +126,6 @@ class ScriptedPool(DraftPool):
         assert isinstance(worker.draft, ScriptedDraft)
         worker.draft.returned += 1
         super().give_back(worker)
-
-    def _drafter(self, draft: Draft, owned: object) -> Drafter:
-        assert isinstance(draft, ScriptedDraft)
-        cost_s = max(draft.source.decode_s, 1e-5)
-        latency = DecodeLatency(((1, cost_s), (4, 2 * cost_s)))
-        return Drafter([CalibratedSource(draft.source, Calibrator(), Calibrator(), latency)])
 
 
 def tokenizer_json() -> bytes:

@@ -79,8 +79,8 @@ async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: S
         while workers:
             pool.give_back(workers.pop())
         await eventually(lambda: threads() == IDLE)
-        assert len(pool._workers) == len(pool._idle) == IDLE
-        kept = [worker._drafter for worker in pool._workers]
+        assert pool.draft is not None and len(pool.draft.workers) == len(pool.draft.idle) == IDLE
+        kept = [worker._drafter for worker in pool.draft.workers]
         held = {id(one.source) for drafter in kept if drafter is not None for one in drafter._sources}
         await eventually(lambda: not any(source._model._tail for source in sources.made if id(source) in held))  # noqa: B023
         sources.made.clear()

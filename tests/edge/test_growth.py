@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.drafting.growth import (
-    ChildProposal,
     DecodeLatency,
     RankedNode,
     SpeculationPlan,
@@ -51,22 +50,18 @@ def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:
 
 
 def test_children_are_the_most_probable_ones_above_min_acceptance() -> None:
-    guesses = [
-        ChildProposal(1, 0.5, True),
-        ChildProposal(2, 0.2, False),
-        ChildProposal(3, 0.06, False),
-        ChildProposal(4, 0.055, False),
-    ]
-    assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [1, 2, 3]
-    assert [g.token for g in choose_children(guesses, 3, True, replace(PLAN, min_acceptance=0.1))] == [1, 2]
-    assert choose_children(guesses, 17, True, PLAN) == []
+    guesses = {1: (0.5, True), 2: (0.2, False), 3: (0.06, False), 4: (0.055, False)}
+    assert choose_children(guesses, leaf(1, 1.0, 2, spine=True), PLAN) == [1, 2, 3]
+    assert choose_children(guesses, leaf(1, 1.0, 2, spine=True), replace(PLAN, min_acceptance=0.1)) == [1, 2]
+    assert choose_children(guesses, leaf(1, 0.5, 2, spine=True), PLAN) == [1, 2]
+    assert choose_children(guesses, leaf(1, 1.0, 16, spine=True), PLAN) == []
 
 
 def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -> None:
-    guesses = [ChildProposal(5, 0.3, False), ChildProposal(1, 0.01, True)]
-    assert [g.token for g in choose_children(guesses, 1, True, PLAN)] == [5, 1]
-    assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [5]
-    assert [g.token for g in choose_children(guesses, 1, False, PLAN)] == [5]
+    guesses = {5: (0.3, False), 1: (0.01, True)}
+    assert choose_children(guesses, leaf(1, 1.0, 0, spine=True), PLAN) == [5, 1]
+    assert choose_children(guesses, leaf(1, 1.0, 2, spine=True), PLAN) == [5]
+    assert choose_children(guesses, leaf(1, 1.0, 0, spine=False), PLAN) == [5]
 
 
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:

@@ -22,5 +22,5 @@ def test_what_the_draft_wrote_alone_is_no_token_of_a_step() -> None:
     statistics = Statistics(clock=lambda: 1.0)
     statistics.delivered(5, 4)
     for _ in range(20):
-        statistics.generated_offline()
+        statistics.generated_offline(1)
     assert (statistics.tokens, statistics.tokens_per_step) == (25, 5.0)
