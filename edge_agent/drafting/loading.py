@@ -16,9 +16,10 @@ from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.artifacts.store import file_digest
-from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables
+from outrider.wire.v1.coordinator_pb2 import Prior
 
 if TYPE_CHECKING:
     from edge_agent.drafting.sources.llama import LlamaSource
@@ -115,7 +116,7 @@ class Draft:
         """Return whether a model drafts, rather than n-grams alone."""
         return bool(self.models)
 
-    def apply_prior(self, prior: AcceptancePrior) -> None:
+    def apply_prior(self, prior: Prior) -> None:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
         for calibrator in self.models[0].calibrators if self.models else self.ngram_calibrators:
             calibrator.start_from(prior)

@@ -27,8 +27,8 @@ from outrider.core.errors import BadRequest, ModelRefused, OutriderError, Vocabu
 from outrider.wire import manifest as manifests
 from outrider.wire.channels import ClientTls
 from outrider.wire.manifest import name_of
-from outrider.wire.ticket import Target
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.session_pb2 import TargetIdentity
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Follower:
         self._ask = ask
         self._drafts = drafts
         self._tls = tls or ClientTls()
-        self._target = Target("", "", "")
+        self._target = TargetIdentity()
         self._folder: ReleaseFolder | None = None
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -92,7 +92,7 @@ class Follower:
             self._noticed = serial
             self._news.set()
 
-    async def begin(self, target: Target, load: LoadDraft) -> Draft | None:
+    async def begin(self, target: TargetIdentity, load: LoadDraft) -> Draft | None:
         """Load the release that this device has loaded before; None where there is none."""
         self._target, self._load = target, load
         try:
@@ -312,7 +312,7 @@ def manifest_digest(signed: bytes) -> str:
     return hashlib.sha256(signed).hexdigest()
 
 
-def check(signed: bytes, keys: Mapping[str, bytes], target: Target, floor: int) -> pb.Manifest:
+def check(signed: bytes, keys: Mapping[str, bytes], target: TargetIdentity, floor: int) -> pb.Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
     keys: id -> raw public key of the trusted publishers. floor: no older version is taken.

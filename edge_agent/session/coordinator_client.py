@@ -14,7 +14,6 @@ import grpc
 from pydantic import SecretStr
 
 from edge_agent.session.channels import Channels
-from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import (
     OutriderError,
     Overloaded,
@@ -176,9 +175,7 @@ def grants_of(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
     return tuple(getattr(reply, name) for name in ("primary", "standby") if reply.HasField(name))
 
 
-def prior_of(reply: pb.OpenSessionResponse) -> AcceptancePrior | None:
+def prior_of(reply: pb.OpenSessionResponse) -> pb.Prior | None:
     """Return the acceptance of earlier sessions of the same draft and class; None if it is not known or invalid."""
-    prior = reply.prior
-    rates = prior.first_acceptance, prior.sibling_acceptance
-    valid = reply.HasField("prior") and all(0.0 <= rate <= 1.0 for rate in rates)
-    return AcceptancePrior(*rates, prior.observations) if valid else None
+    rates = reply.prior.first_acceptance, reply.prior.sibling_acceptance
+    return reply.prior if reply.HasField("prior") and all(0.0 <= rate <= 1.0 for rate in rates) else None

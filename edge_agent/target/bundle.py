@@ -22,7 +22,6 @@ from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.llama.library import library
-from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ UNSIGNED = (
 
 GivenDraft = str | Path | Sequence[str | Path] | None
 """A draft as an application names it: "auto", "ngram", a path, several paths with the best one first, or None."""
-FirstDraft = Callable[[Target, LoadDraft], Awaitable[Draft | None]]
+FirstDraft = Callable[[pb.TargetIdentity, LoadDraft], Awaitable[Draft | None]]
 """Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
 
 
@@ -118,8 +117,7 @@ class BundleLoader:
         def load_file(path: Path, name: str, digest: str) -> Awaitable[Draft]:
             return load(path, name, tokenizer.table, self._options, digest)
 
-        target = target_from_proto(self.description.target)
-        first = await first_draft(target, load_file) if first_draft is not None else None
+        first = await first_draft(self.description.target, load_file) if first_draft is not None else None
         if first is None:
             first = await self._draft(tokenizer, draft)
         return TargetBundle(self.description, tokenizer, template, first)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from reliability import Reliability, reliability
 
-from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Calibrator
+from outrider.core.acceptance.calibrator import MARGIN_EDGES, Calibrator
+from outrider.wire.v1.coordinator_pb2 import Prior
 
 
 def test_the_prior_grows_with_the_lead_of_the_first_proposal_and_falls_with_the_lag_of_the_others() -> None:
@@ -49,7 +50,7 @@ def mean_first(calibrator: Calibrator) -> float:
 @pytest.mark.parametrize("first", [0.3, 0.6, 0.9])
 def test_a_measurement_from_elsewhere_is_what_first_proposals_are_expected_to_do(first: float) -> None:
     calibrator = Calibrator()
-    calibrator.start_from(AcceptancePrior(first, 0.4, 256))
+    calibrator.start_from(Prior(first_acceptance=first, sibling_acceptance=0.4, observations=256))
     assert mean_first(calibrator) == pytest.approx(first, abs=0.1)
     assert calibrator.probability(0, 4.0, 1) > calibrator.probability(0, 0.2, 1)
     caught = sum(calibrator.probability(rank, 1.0, 1) for rank in (1, 2, 3))

@@ -17,7 +17,6 @@ from ports import unused_port
 from edge_agent.session import coordinator_client
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, prior_of
-from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
 from outrider.wire.status import abort
@@ -79,7 +78,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     async with opening(opens) as coordinator:
         opens.prior = pb.Prior(first_acceptance=0.75, sibling_acceptance=0.5, observations=8)
         placed = await coordinator.open(pb.OpenSessionRequest(draft_release="d", traffic_class="code", device_id="a"))
-        assert prior_of(placed) == AcceptancePrior(0.75, 0.5, 8)
+        assert prior_of(placed) == opens.prior
         opens.prior = pb.Prior(first_acceptance=float("nan"), sibling_acceptance=0.5, observations=8)
         assert prior_of(await coordinator.open(pb.OpenSessionRequest())) is None
         opens.prior = None

@@ -7,10 +7,11 @@ import pytest
 from edge_agent.releases.download import ReleaseRefused
 from edge_agent.releases.follower import MAX_BYTES, check, manifest_digest
 from outrider.wire.manifest import sign
-from outrider.wire.ticket import Signer, Target
+from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.session_pb2 import TargetIdentity
 
-TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
+TARGET = TargetIdentity(name="t", weights_hash="sha256:" + "a" * 64, tokenizer_hash="sha256:" + "b" * 64)
 FIELDS = {
     "version": 5,
     "weights_hash": TARGET.weights_hash,

@@ -21,10 +21,11 @@ from edge_agent.releases.state import FOLDER, ReleaseFolder, ReleaseState
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, VocabularyMismatch
 from outrider.wire.manifest import sign
-from outrider.wire.ticket import Signer, Target
+from outrider.wire.ticket import Signer
 from outrider.wire.v1.coordinator_pb2 import Manifest, OfferReleaseResponse
+from outrider.wire.v1.session_pb2 import TargetIdentity
 
-TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
+TARGET = TargetIdentity(name="t", weights_hash="sha256:" + "a" * 64, tokenizer_hash="sha256:" + "b" * 64)
 SIGNER = Signer.generate()
 
 

@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+from outrider.wire.v1.coordinator_pb2 import Prior
+
 MARGIN_EDGES = (0.05, 0.15, 0.3, 0.5, 0.75, 1.0, 1.4, 1.9, 2.5, 3.3, 4.5, 6.0, 8.0, 11.0)
 """Upper edges of the margin buckets, in nats; the last bucket is open."""
 DEPTH_EDGES = (1, 3)
@@ -57,18 +59,6 @@ class Agreement(IntEnum):
     """They propose other tokens."""
 
 
-@dataclass(frozen=True)
-class AcceptancePrior:
-    """The acceptance that was measured in recent sessions of the same kind."""
-
-    first: float
-    """Share of first proposals that were accepted."""
-    sibling: float
-    """Share of the remaining positions at which another proposal was accepted."""
-    positions: int
-    """Positions that both shares are taken over."""
-
-
 @dataclass(slots=True)
 class _Tally:
     """The counts of one kind of proposal, of which old ones fade."""
@@ -106,12 +96,13 @@ class Calibrator:
         """Return the number of proposals that it has learned from, without those that have faded."""
         return sum(tally.tried for row in self._pooled for tally in row)
 
-    def start_from(self, prior: AcceptancePrior) -> None:
+    def start_from(self, prior: Prior) -> None:
         """Start from what was measured elsewhere, unless more than that was learned here already."""
         if self.observations > _PRIOR_WEIGHT * _RANKS * _BUCKETS:
             return
-        trust = prior.positions / (prior.positions + _TRUST_POSITIONS)
-        self._prior = _prior(trust * _shift(prior.first), 1.0 - trust * (1.0 - max(prior.sibling, _MIN_SIBLING)))
+        trust = prior.observations / (prior.observations + _TRUST_POSITIONS)
+        sibling = max(prior.sibling_acceptance, _MIN_SIBLING)
+        self._prior = _prior(trust * _shift(prior.first_acceptance), 1.0 - trust * (1.0 - sibling))
         for row in range(_ROWS):
             for bucket in range(_BUCKETS):
                 self._update(row, bucket)
