@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
@@ -34,9 +34,26 @@ _QUICKEST_S = 1e-4
 
 @dataclass(eq=False)
 class _Lease:
-    """A worker for as long as this session has it: one that was given back may be taken again."""
+    """A worker, for as long as this session has it, and how far it is: one that was given back may be taken again."""
 
     worker: DraftWorker
+    plan: SpeculationPlan | None = None
+    """The plan that it was given last."""
+    nodes: dict[int, int] = field(default_factory=dict)
+    """The drafter's id of a live node -> the session's id."""
+    committed: dict[int, int] = field(default_factory=dict)
+    """The drafter's id of a node that became a token -> the position after it."""
+    base: int = -1
+    """Generated tokens that the drafter had received at its last update."""
+    resting: bool = False
+    """Whether the last update said that nothing more will come before a commit or another plan."""
+    updated_at: float | None = None
+    """Time of the last update, by the event loop's clock; None before the worker has read the sequence."""
+
+    def note(self, update: DraftUpdate) -> None:
+        """Record how far the drafter is."""
+        self.base, self.resting = update.base, update.resting
+        self.updated_at = asyncio.get_running_loop().time()
 
 
 class DraftSession:
@@ -68,20 +85,8 @@ class DraftSession:
         self._had_draft = False
         self._plan: SpeculationPlan | None = None
         """None before `begin`."""
-        self._worker_plan: SpeculationPlan | None = None
-        """The plan that the current worker was given last."""
         self._on_change: Callable[[], None] = lambda: None
         self._on_handover: Callable[[float], None] = lambda _: None
-        self._nodes: dict[int, int] = {}
-        """The current drafter's id of a live node -> the session's id."""
-        self._committed: dict[int, int] = {}
-        """The current drafter's id of a node that became a token -> the position after it."""
-        self._base = -1
-        """Generated tokens that the current drafter had received at its last update."""
-        self._resting = False
-        """Whether the last update said that nothing more will come before a commit or another plan."""
-        self._updated_at: float | None = None
-        """Time of the last update, by the event loop's clock; None before the current worker has read the sequence."""
         self._replaced_at: float | None = None
         """Last update of the replaced draft, until the new one has sent its first."""
         self._ended = False
@@ -122,13 +127,14 @@ class DraftSession:
 
     def rests(self, plan: SpeculationPlan, rtt_s: float) -> bool:
         """Return whether no nodes will come before the verifier's draft wait ends. rtt_s: to the verifier and back."""
-        if not plan.speculates or self._current is None or self._updated_at is None:
+        current = self._current
+        if not plan.speculates or current is None or current.updated_at is None:
             return True
         if not plan.waits:
             return False
-        if self._resting and self._base == len(self._session.received):
+        if current.resting and current.base == len(self._session.received):
             return True
-        return not len(self._session.tree) and self._current.worker.decode_s + rtt_s > plan.draft_wait_s
+        return not len(self._session.tree) and current.worker.decode_s + rtt_s > plan.draft_wait_s
 
     def begin(self, plan: SpeculationPlan, on_change: Callable[[], None], on_handover: Callable[[float], None]) -> None:
         """Read the sequence as it stands, and draft.
@@ -139,33 +145,33 @@ class DraftSession:
         """
         self._plan, self._on_change, self._on_handover = plan, on_change, on_handover
         if self._current is not None:
-            self._worker_plan = plan
             self._read(self._current, plan)
 
     def replan(self, plan: SpeculationPlan) -> None:
         """Draft by another plan, within the room that the nodes of a replaced draft leave in the session's tree."""
-        self._plan = plan
-        if self._current is None:
+        self._plan, current = plan, self._current
+        if current is None:
             return
-        foreign = len(self._session.tree) - len(self._nodes)
+        foreign = len(self._session.tree) - len(current.nodes)
         nodes = max(0, min(plan.nodes, self._session.limits.nodes - foreign))
         plan = plan if nodes == plan.nodes else dataclasses.replace(plan, nodes=nodes)
-        if plan != self._worker_plan:
-            self._worker_plan = plan
-            self._resting = False
-            self._current.worker.replan(plan)
+        if plan != current.plan:
+            current.plan, current.resting = plan, False
+            current.worker.replan(plan)
 
     def commit(self, delivery: Delivery) -> None:
         """Follow the session, which has delivered tokens: nodes became tokens, and others were dropped."""
         first = len(self._session.received) - len(delivery.tokens)
         after = {node: first + i + 1 for i, node in enumerate(delivery.path)}
-        for theirs, ours in list(self._nodes.items()):
-            if ours in after:
-                self._committed[theirs] = after[ours]
-            if ours not in self._session.tree:
-                del self._nodes[theirs]
         for lease in (self._current, self._successor):
-            if lease is not None and delivery.tokens:
+            if lease is None:
+                continue
+            for theirs, ours in list(lease.nodes.items()):
+                if ours in after:
+                    lease.committed[theirs] = after[ours]
+                if ours not in self._session.tree:
+                    del lease.nodes[theirs]
+            if delivery.tokens:
                 lease.worker.commit(delivery.tokens)
         if self._plan is not None:
             self.replan(self._plan)  # nodes of a replaced draft may have left room
@@ -207,6 +213,7 @@ class DraftSession:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so the session has ended
                 loop.call_soon_threadsafe(self._receive, lease, news)
 
+        lease.plan = plan
         lease.worker.begin(DraftTask.of(self._session, self.grammar), plan, report)
 
     def _receive(self, lease: _Lease, news: DraftUpdate | str) -> None:
@@ -218,7 +225,8 @@ class DraftSession:
                 self._drop_successor()
                 self._go_on()
             else:
-                self._hand_over(lease, news)
+                lease.note(news)
+                self._hand_over(lease)
         elif lease is self._current:
             if isinstance(news, str):
                 self.failure = news
@@ -226,58 +234,49 @@ class DraftSession:
                 self._current = None
                 self._go_on()
             else:
-                now = self._note(news)
-                self._merge(news)
-                if self._replaced_at is not None:
-                    self._on_handover(now - self._replaced_at)
+                lease.note(news)
+                self._merge(lease, news)
+                if self._replaced_at is not None and lease.updated_at is not None:
+                    self._on_handover(lease.updated_at - self._replaced_at)
                     self._replaced_at = None
             self._on_change()
 
-    def _note(self, update: DraftUpdate) -> float:
-        """Record how far the current drafter has read; return the time by the event loop's clock."""
-        self._base, self._resting = update.base, update.resting
-        self._updated_at = asyncio.get_running_loop().time()
-        return self._updated_at
-
-    def _merge(self, update: DraftUpdate) -> None:
+    def _merge(self, lease: _Lease, update: DraftUpdate) -> None:
         """Add the nodes that are still valid to the session's tree."""
-        self._committed = {node: after for node, after in self._committed.items() if after >= update.base}
+        lease.committed = {node: after for node, after in lease.committed.items() if after >= update.base}
         for node in update.nodes:
-            parent = self._parent(node, update.base)
+            parent = self._parent(lease, node)
             if parent is not None and node.token < self.vocabulary_size:
                 present = self._session.tree.child(parent, node.token)
                 ours = present if present is not None else self._session.add(parent, node.token)
                 if ours is not None:
-                    self._nodes[node.id] = ours
+                    lease.nodes[node.id] = ours
 
-    def _parent(self, node: DraftNode, base: int) -> int | None:
+    def _parent(self, lease: _Lease, node: DraftNode) -> int | None:
         """Return the session's id of a node's parent; None for a node that is dropped or was committed meanwhile."""
-        if node.parent in self._nodes:
-            return self._nodes[node.parent]
-        position = base if node.parent == ROOT else self._committed.get(node.parent)
+        if node.parent in lease.nodes:
+            return lease.nodes[node.parent]
+        position = lease.base if node.parent == ROOT else lease.committed.get(node.parent)
         received = self._session.received
         if position is None:
             return None
         if position < len(received):
             if received[position] == node.token:
-                self._committed[node.id] = position + 1
+                lease.committed[node.id] = position + 1
             return None
         return ROOT
 
     # --- handover
 
-    def _hand_over(self, successor: _Lease | None, update: DraftUpdate | None = None) -> None:
-        """Use another draft from now on; the nodes of the old one stay in the tree. update: the successor's first."""
+    def _hand_over(self, successor: _Lease | None) -> None:
+        """Use another draft from now on; the nodes of the old one stay in the tree."""
         previous, self._current, self._successor = self._current, successor, None
-        self._replaced_at = self._updated_at if previous is not None else None
+        self._replaced_at = previous.updated_at if previous is not None else None
         self._give_back(previous)
         self.draft = successor.worker.draft if successor is not None else None
         self._had_draft = True
         if self.draft is None or self.draft.has_model:
             self.failure = ""
-        self._nodes, self._committed, self._worker_plan, self._updated_at = {}, {}, None, None
-        if update is not None:
-            self._note(update)
         if self._plan is not None:
             self.replan(self._plan)
             self._on_change()

@@ -47,14 +47,15 @@ class DraftPool:
         self._offline_thread: ThreadPoolExecutor | None = None
 
     @contextlib.asynccontextmanager
-    async def session(self, session: DeviceSession, *, speculation: bool = True) -> AsyncIterator[DraftSession]:
+    async def session(self, session: DeviceSession) -> AsyncIterator[DraftSession]:
         """Draft for a session while the body runs. A session of one token gets no draft: its only step needs none."""
-        draft = self.draft if speculation and session.max_tokens > 1 else None
+        speculates = not session.request.undrafted and session.max_tokens > 1
+        draft = self.draft if speculates else None
         drafting = DraftSession(session, self)
         try:
             if draft is not None:
                 await self._begin(drafting, draft)
-            if speculation and session.max_tokens > 1:
+            if speculates:
                 self._sessions.add(drafting)
                 if draft is not self.draft:  # it was replaced while the worker started
                     self._keep(drafting.change_to(self.draft))

@@ -169,7 +169,7 @@ class Sessions:
                 if announced is not None and announced is self.drafts.draft and prior is not None:
                     announced.apply_prior(prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
-            draft = await stack.enter_async_context(self.drafts.session(session, speculation=request.speculation))
+            draft = await stack.enter_async_context(self.drafts.session(session))
             draft.grammar = bundle.grammar(request.grammar)
             draft.vocabulary_size = bundle.description.vocabulary_size
             self._tasks.check_open()
