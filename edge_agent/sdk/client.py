@@ -136,10 +136,7 @@ class AsyncClient:
         keys = trusted_keys(settings.release_keys)
         if keys and coordinator and draft == AUTO:
             ask = self._sessions.coordinator.release_offer
-            follower = Follower(keys, cache / FOLDER, ask, self._drafts, tls)
-            self.updates = follower
-            self._sessions.on_release_notice = follower.notice
-            self._sessions.device_id = lambda: follower.device_id
+            self.updates = self._sessions.updates = Follower(keys, cache / FOLDER, ask, self._drafts, tls)
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None
         """Everything for the target, once it is loaded."""
@@ -285,7 +282,8 @@ class AsyncClient:
         Raises what a request would raise now: Unavailable if either cannot be reached, Overloaded for a full cluster.
         """
         self._tasks.check_open()
-        await self._sessions.probe()
+        async with self._sessions.artifacts(patient=False) as source:
+            await source.describe()
 
     @property
     def ready(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.metrics import EdgeMetrics
+from edge_agent.releases.follower import Follower
 from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
 from edge_agent.session.coordinator_client import CoordinatorClient, grants_of, prior_of
@@ -130,10 +131,8 @@ class Sessions:
         self.settings = settings
         self.metrics = EdgeMetrics()
         self.drafts = drafts
-        self.on_release_notice: Callable[[int], None] = lambda serial: None
-        """Called with the serial number of the cluster's draft releases whenever it is mentioned."""
-        self.device_id: Callable[[], str] = lambda: ""
-        """Returns the id by which drafts are offered to this device; empty where none are asked for."""
+        self.updates: Follower | None = None
+        """Is told of the serial number of the cluster's draft releases whenever it is mentioned."""
         self._tasks = tasks
         self._channels = Channels(tls, insecure=settings.insecure, reroute=reroute)
         self._tls = tls is not None
@@ -162,7 +161,10 @@ class Sessions:
             announced = self.drafts.draft if request.speculation else None
             release = announced.release if announced is not None else ""
             budget_s = min(self.resume_budget_s, OFFLINE_AFTER_S if request.offline == "draft_only" else math.inf)
-            placement = await self._placed(len(session.prompt), release, request.traffic_class, budget_s, statistics)
+            asked = pb.OpenSessionRequest(
+                prompt_tokens=len(session.prompt), draft_release=release, traffic_class=request.traffic_class
+            )
+            placement = await self._placed(asked, budget_s, statistics)
             if placement is not None:
                 stack.callback(self.close_session, placement)
                 prior = prior_of(placement)
@@ -181,7 +183,7 @@ class Sessions:
                 statistics,
                 vocabulary_hash=bundle.tokenizer.vocabulary_hash,
                 announced=release,
-                on_release_notice=self.on_release_notice,
+                on_release_notice=self._notice,
             )
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
@@ -189,28 +191,13 @@ class Sessions:
             yield await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
 
     @contextlib.asynccontextmanager
-    async def artifacts(self) -> AsyncIterator[ArtifactClient]:
-        """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
-        placement = await self.place()
-        budget_s = min(self.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
-        async with self._artifacts(placement, budget_s) as client:
-            yield client
+    async def artifacts(self, *, patient: bool = True) -> AsyncIterator[ArtifactClient]:
+        """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone.
 
-    async def probe(self) -> None:
-        """Place a session, ask its verifiers for the target until one answers, and close it.
-
-        Raises within seconds the error of what does not answer, Overloaded for a full cluster.
+        patient: wait for a cluster without room or verifiers; otherwise what does not answer raises within seconds.
         """
-        placement = None
-        if self.settings.coordinator:
-            placement = await self.coordinator.open(pb.OpenSessionRequest(target=self.settings.target), patient=False)
-        async with self._artifacts(placement, PROBE_S) as client:
-            await client.describe()
-
-    @contextlib.asynccontextmanager
-    async def _artifacts(
-        self, placement: pb.OpenSessionResponse | None, budget_s: float
-    ) -> AsyncIterator[ArtifactClient]:
+        placement = await self._place(pb.OpenSessionRequest(), patient=patient)
+        budget_s = min(self.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf) if patient else PROBE_S
         try:
             yield ArtifactClient(self.route(placement, budget_s), self._channels)
         finally:
@@ -229,13 +216,13 @@ class Sessions:
 
     # --- placement
 
-    async def place(
+    async def _place(
         self,
-        prompt_tokens: int = 0,
-        draft_release: str = "",
-        traffic_class: str = "",
+        request: pb.OpenSessionRequest,
         look_s: float | None = None,
         statistics: Statistics | None = None,
+        *,
+        patient: bool = True,
     ) -> pb.OpenSessionResponse | None:
         """Open a session at the coordinator; None without one.
 
@@ -250,24 +237,23 @@ class Sessions:
             if isinstance(error, Unavailable):
                 self._absence.failed("%s; requests wait for one", error)
 
-        request = pb.OpenSessionRequest(
-            target=self.settings.target,
-            prompt_tokens=prompt_tokens,
-            draft_release=draft_release,
-            traffic_class=traffic_class,
-            device_id=self.device_id(),
-        )
-        wait_s = self.open_budget_s
+        request.target = self.settings.target
+        request.device_id = self.updates.device_id if self.updates is not None else ""
+        wait_s = self.open_budget_s if patient else 0.0
         placement = await self.coordinator.open(
-            request, wait_s=wait_s, look_s=wait_s if look_s is None else look_s, on_wait=waits
+            request, wait_s=wait_s, look_s=wait_s if look_s is None else look_s, on_wait=waits, patient=patient
         )
         self._absence.worked()
-        self.on_release_notice(placement.release_serial)
+        self._notice(placement.release_serial)
         return placement
 
+    def _notice(self, serial: int) -> None:
+        if self.updates is not None:
+            self.updates.notice(serial)
+
     async def _placed(self, *arguments: Any) -> pb.OpenSessionResponse | None:
-        """Place as `place` does, but leave no session behind if the caller is cancelled meanwhile."""
-        placing = self._tasks.begin(self.place(*arguments))
+        """Place as `_place` does, but leave no session behind if the caller is cancelled meanwhile."""
+        placing = self._tasks.begin(self._place(*arguments))
         try:
             return await self._tasks.result_of(placing)
         except asyncio.CancelledError:
