@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from edge_agent.drafting.draft_session import DraftSession
-from edge_agent.drafting.loading import Draft, DraftOptions, LoadedModel, ngram_draft
+from edge_agent.drafting.loading import Draft, LoadedModel, ngram_draft
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.errors import ModelRefused, Overloaded
@@ -28,16 +28,16 @@ class DraftPool:
     """Gives a client's sessions a worker of the draft in use, and replaces the draft while they run.
 
     A session for which there is none, or whose draft fails, goes on by n-grams alone.
-    draft: the first one, which the pool frees; None without speculation.
+    workers: sessions that may draft with a model at once. draft: the first one, which the pool frees; None without
+    speculation.
     """
 
-    def __init__(self, options: DraftOptions, draft: Draft | None = None) -> None:
+    def __init__(self, workers: int, draft: Draft | None = None) -> None:
         self.draft = draft
         """The draft of new sessions."""
         self.ngram: Draft | None = ngram_draft()
         """What drafts where no model can; None once the pool is closed."""
-        self._most_workers = options.workers
-        """Of one draft with a model."""
+        self._most_workers = workers
         self._sessions: set[DraftSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired: set[Draft] = set()

@@ -123,14 +123,13 @@ class AsyncClient:
             tls = ClientTls(authorities, settings.tls_cert, settings.tls_key)
         cache = Path(settings.cache_dir)
         self._draft = None if draft in ("", NO_DRAFT) else draft
-        self._draft_options = DraftOptions(workers=settings.draft_workers, threads=settings.draft_cpus)
+        self._settings = settings
         self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
         self._tasks = BackgroundTasks()
-        self._drafts = DraftPool(self._draft_options)
+        self._drafts = DraftPool(settings.draft_workers)
         self._sessions = Sessions(settings, self._drafts, self._tasks, tls, reroute)
         self.metrics = self._sessions.metrics
-        self._signed_only = bool(settings.release_keys)
         self.updates: Follower | None = None
         """Keeps the draft up to date; None without trusted publishers or a coordinator, or for a draft chosen here."""
         keys = trusted_keys(settings.release_keys)
@@ -335,7 +334,9 @@ class AsyncClient:
         return bundle
 
     async def _load(self, description: pb.DescribeResponse, fetch: Fetch) -> TargetBundle:
-        loader = BundleLoader(description, fetch, self._artifacts, self._draft_options, self._signed_only)
+        settings = self._settings
+        options = DraftOptions(settings.draft_workers, settings.draft_cpus, description.max_sequence)
+        loader = BundleLoader(description, fetch, self._artifacts, options, bool(settings.release_keys))
         return await loader.load(self._draft, self.updates.begin if self.updates is not None else None)
 
 

@@ -11,7 +11,7 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
-from edge_agent.drafting.loading import Draft, DraftOptions
+from edge_agent.drafting.loading import Draft
 from edge_agent.drafting.pool import DraftPool, started
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.worker import DraftWorker
@@ -109,7 +109,7 @@ class ScriptedPool(DraftPool):
     """Holds drafts with one worker each, which draft by script."""
 
     def __init__(self, draft: ScriptedDraft) -> None:
-        super().__init__(DraftOptions(workers=1), draft)
+        super().__init__(1, draft)
         self.ngram = None
 
     def begin(self, session: DeviceSession) -> DraftSession:

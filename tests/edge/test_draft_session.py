@@ -12,7 +12,7 @@ from session_messages import attach, commit
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
-from edge_agent.drafting.loading import Draft, DraftOptions
+from edge_agent.drafting.loading import Draft
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.protocol.device import DeviceSession
@@ -54,7 +54,7 @@ class ManualPool(DraftPool):
     """Hold drafts with one worker each, which the test moves by hand."""
 
     def __init__(self) -> None:
-        super().__init__(DraftOptions())
+        super().__init__(2)
         self.ngram = None
 
     async def take(self, draft: Draft) -> DraftWorker:

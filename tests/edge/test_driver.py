@@ -15,7 +15,6 @@ from session_messages import attach, directive
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.growth import SpeculationPlan
-from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.session import stream
 from edge_agent.session.channels import Channels
@@ -46,7 +45,7 @@ class Run:
         self.session = DeviceSession(attach(0, PROMPT, max_tokens=self.tokens))
         self.statistics = Statistics(session_id="session")
         pool = self.pool
-        self.draft = DraftSession(self.session, DraftPool(DraftOptions())) if pool is None else pool.begin(self.session)
+        self.draft = DraftSession(self.session, DraftPool(2)) if pool is None else pool.begin(self.session)
         self.driver = SessionDriver(
             self.session,
             self.draft,

@@ -13,7 +13,7 @@ from fake_verifier import FakeVerifier
 from file_server import Behaviour, FileServer
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions
+from edge_agent.drafting.loading import NGRAM, Draft
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.download import RefusalKind
 from edge_agent.releases.follower import Follower
@@ -87,7 +87,7 @@ class Device:
 
     def __init__(self, cluster: Cluster, trusted: Signer = SIGNER) -> None:
         self.cluster = cluster
-        self.drafts = DraftPool(DraftOptions())
+        self.drafts = DraftPool(2)
         self.follower = Follower({trusted.key_id: trusted.public_key}, cluster.root, cluster.ask, self.drafts)
 
     async def start(self) -> None:
