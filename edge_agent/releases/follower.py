@@ -47,8 +47,8 @@ _TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "no 
 _FINAL: frozenset[RefusalKind] = frozenset({"unusable", "vocabulary"})
 """Reasons for which a process does not try a release again."""
 
-Ask = Callable[[str, str, str], Awaitable[pb.OfferReleaseResponse]]
-"""(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
+Ask = Callable[[pb.OfferReleaseRequest], Awaitable[pb.OfferReleaseResponse]]
+"""Asks the coordinator what it offers. Raises core errors."""
 LoadDraft = Callable[[Path, str, str], Awaitable[Draft]]
 """(file, displayed name, digest) -> draft. Raises VocabularyMismatch if the target's is another."""
 
@@ -146,7 +146,10 @@ class Follower:
         self._news.clear()
         await asyncio.to_thread(folder.read)  # another process may have taken one meanwhile
         try:
-            offer = await self._ask(self._target.weights_hash, folder.state.device_id, self._in_use)
+            request = pb.OfferReleaseRequest(
+                target=self._target.weights_hash, device_id=folder.state.device_id, in_use=self._in_use
+            )
+            offer = await self._ask(request)
         except OutriderError as error:
             log.info("the coordinator could not say which release to use: %s", error)
             return False

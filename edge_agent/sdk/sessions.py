@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from edge_agent.metrics import EdgeMetrics
 from edge_agent.releases.follower import Follower
 from edge_agent.sdk.request import Request
 from edge_agent.session.channels import Channels
-from edge_agent.session.coordinator_client import CoordinatorClient, grants_of, prior_of
+from edge_agent.session.coordinator_client import CoordinatorClient, prior_of
 from edge_agent.session.driver import SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, Route
 from edge_agent.session.statistics import Statistics
@@ -273,12 +273,7 @@ class Sessions:
         backoff = Backoff(budget_s)
         if placement is None:
             return Route.direct(self.settings.verifier, backoff, tls=self._tls)
-        session_id = placement.session_id
-
-        def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
-            return self.coordinator.resume(session_id, ticket, failed, last_epoch)
-
-        return Route(grants_of(placement), resume, backoff)
+        return Route(placement, self.coordinator.resume, backoff)
 
     def _keep_winding_down(self, driver: SessionDriver) -> None:
         """Let the rest of a session's work outlive its last delivery."""

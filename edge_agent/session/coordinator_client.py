@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -95,29 +95,18 @@ class CoordinatorClient:
                 on_wait(error)
             await asyncio.sleep(delay_s)
 
-    async def resume(
-        self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int
-    ) -> tuple[pb.Grant, ...]:
-        """Return new grants with greater epochs for a session whose verifiers failed, the primary's first.
-
-        ticket: any ticket of the session. failed: ids of the failed verifiers. last_epoch: the greatest epoch used.
-        """
-        request = pb.ResumeSessionRequest(
-            session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
-        )
-        return grants_of(await self._call("ResumeSession", request))
+    async def resume(self, request: pb.ResumeSessionRequest) -> pb.OpenSessionResponse:
+        """Return new grants with greater epochs for a session whose verifiers failed."""
+        placement: pb.OpenSessionResponse = await self._call("ResumeSession", request)
+        return placement
 
     async def close(self, session_id: str, ticket: bytes) -> None:
         """Close the session, which frees its capacity before its lease expires."""
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call("CloseSession", request)
 
-    async def release_offer(self, weights_hash: str, device_id: str, in_use: str) -> pb.OfferReleaseResponse:
-        """Ask which draft release to use for the target with these weights.
-
-        in_use: digest of the release that this device drafts with; "" if there is none.
-        """
-        request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
+    async def release_offer(self, request: pb.OfferReleaseRequest) -> pb.OfferReleaseResponse:
+        """Ask which draft release to use."""
         offer: pb.OfferReleaseResponse = await self._call("OfferRelease", request)
         return offer
 
@@ -168,11 +157,6 @@ class CoordinatorClient:
         if answer is None:  # from gRPC, for bytes that are no message
             raise Unavailable(f"{self._peer} answered what is no message; is it of another version?")
         return answer
-
-
-def grants_of(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
-    """Return the grants for the primary verifier and for the standby, as far as there are any."""
-    return tuple(getattr(reply, name) for name in ("primary", "standby") if reply.HasField(name))
 
 
 def prior_of(reply: pb.OpenSessionResponse) -> pb.Prior | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from edge_agent.session.channels import VerifierSilent
 from outrider.core import errors
@@ -41,14 +41,14 @@ def next_attach(error: OutriderError) -> NextAttach:
     return NextAttach.NONE
 
 
-Resume = Callable[[bytes, Sequence[str], int], Awaitable[Sequence[pb.Grant]]]
-"""(a ticket of the session, ids of the verifiers that failed, greatest epoch used) -> new grants"""
+Resume = Callable[[pb.ResumeSessionRequest], Awaitable[pb.OpenSessionResponse]]
+"""Asks the coordinator for new grants. Raises core errors."""
 
 
 class Route:
     """The verifiers to which a session attaches, one after another: primary, standby, and what `resume` names then.
 
-    grants: the primary's first. Raises Unavailable where there is none.
+    Raises Unavailable for a placement without a verifier.
     """
 
     @classmethod
@@ -59,20 +59,22 @@ class Route:
         in every message.
         """
         grant = pb.Grant(address=address, tls=tls, epoch_first=1, epoch_last=_MAX_EPOCH)
+        placement = pb.OpenSessionResponse(primary=grant)
 
-        async def resume(*_: object) -> Sequence[pb.Grant]:
-            return [grant]
+        async def resume(_: pb.ResumeSessionRequest) -> pb.OpenSessionResponse:
+            return placement
 
-        return cls([grant], resume, backoff)
+        return cls(placement, resume, backoff)
 
-    def __init__(self, grants: Sequence[pb.Grant], resume: Resume, backoff: Backoff) -> None:
-        if not grants:
+    def __init__(self, placement: pb.OpenSessionResponse, resume: Resume, backoff: Backoff) -> None:
+        self._grants = _grants_of(placement)
+        if not self._grants:
             raise Unavailable("the coordinator gave no verifier; is one registered for this target?")
-        self._grants = list(grants)
+        self._session_id = placement.session_id
         self._resume = resume
         self._backoff = backoff
-        self._ticket = grants[0].ticket
-        self._is_placed = bool(grants[0].verifier_id)
+        self._ticket = self._grants[0].ticket
+        self._is_placed = bool(self._grants[0].verifier_id)
         """Whether a coordinator has named the verifier."""
         self._epoch = 0
         self._failed_ids: list[str] = []
@@ -119,7 +121,13 @@ class Route:
             await asyncio.sleep(self._backoff.pause_s(self._pause_s))
             self._pause_s = 0.0
             try:
-                self._grants = list(await self._resume(self._ticket, tuple(self._failed_ids), self._epoch))
+                request = pb.ResumeSessionRequest(
+                    session_id=self._session_id,
+                    ticket=self._ticket,
+                    failed_verifiers=self._failed_ids,
+                    last_epoch=self._epoch,
+                )
+                self._grants = _grants_of(await self._resume(request))
             except (errors.Unavailable, errors.Overloaded, errors.InternalError) as error:
                 self._backoff.failed(error)
                 self._pause_s = error.retry_after_s
@@ -128,3 +136,8 @@ class Route:
             if not self._grants:
                 self._backoff.failed(Unavailable("the coordinator knows no verifier that could take the session over"))
         self._ticket = self._grants[0].ticket
+
+
+def _grants_of(placement: pb.OpenSessionResponse) -> list[pb.Grant]:
+    """Return the grants for the primary verifier and for the standby, as far as there are any."""
+    return [getattr(placement, name) for name in ("primary", "standby") if placement.HasField(name)]

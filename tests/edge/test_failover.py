@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from edge_agent.session.channels import VerifierSilent
@@ -18,15 +16,19 @@ def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
     return pb.Grant(verifier_id=name, address=address, ticket=b"ticket", epoch_first=first, epoch_last=last)
 
 
+def placed(*grants: pb.Grant) -> pb.OpenSessionResponse:
+    return pb.OpenSessionResponse(**dict(zip(("primary", "standby"), grants, strict=False)))
+
+
 class Coordinator:
     """Answer resume with the given results, one after another; an error is raised."""
 
-    def __init__(self, *answers: Sequence[pb.Grant] | OutriderError) -> None:
+    def __init__(self, *answers: pb.OpenSessionResponse | OutriderError) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[tuple[str, ...], int]] = []
 
-    async def resume(self, ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[pb.Grant]:
-        self.asked.append((tuple(failed), last_epoch))
+    async def resume(self, request: pb.ResumeSessionRequest) -> pb.OpenSessionResponse:
+        self.asked.append((tuple(request.failed_verifiers), request.last_epoch))
         answer = self.answers.pop(0)
         if isinstance(answer, OutriderError):
             raise answer
@@ -58,7 +60,7 @@ def test_an_error_says_where_another_attach_may_help(error: OutriderError, where
 
 
 async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None:
-    route = Route([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
+    route = Route(placed(grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)), Coordinator().resume, quick())
     attaches = [await route.next()]
     for _ in range(2):
         route.failed(Unavailable("reset"), progressed=False)
@@ -67,8 +69,8 @@ async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None
 
 
 async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() -> None:
-    coordinator = Coordinator(Unavailable("restarting"), [], [grant("c", "h:3", 40, 49)])
-    route = Route([grant("a", "h:1", 10, 19)], coordinator.resume, quick())
+    coordinator = Coordinator(Unavailable("restarting"), placed(), placed(grant("c", "h:3", 40, 49)))
+    route = Route(placed(grant("a", "h:1", 10, 19)), coordinator.resume, quick())
     await route.next()
     route.failed(VerifierSilent("hung"), progressed=False)
     granted, epoch = await route.next()
@@ -77,8 +79,8 @@ async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() ->
 
 
 async def test_epochs_only_grow_and_stay_within_their_grant() -> None:
-    coordinator = Coordinator([grant("a", "h:1", 12, 13)])
-    route = Route([grant("a", "h:1", 10, 11)], coordinator.resume, quick())
+    coordinator = Coordinator(placed(grant("a", "h:1", 12, 13)))
+    route = Route(placed(grant("a", "h:1", 10, 11)), coordinator.resume, quick())
     epochs = []
     for _ in range(4):
         _, epoch = await route.next()

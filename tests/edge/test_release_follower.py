@@ -57,7 +57,7 @@ class Cluster:
             raise self.error
         return Loaded(digest)
 
-    async def ask(self, *_: str) -> OfferReleaseResponse:
+    async def ask(self, _: object) -> OfferReleaseResponse:
         self.asked += 1
         return self.offer
 

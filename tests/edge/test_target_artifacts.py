@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fake_verifier import FakeVerifier, Script, hash_of
 from scripted import target
 
 from edge_agent.session.channels import Channels
-from edge_agent.session.coordinator_client import CoordinatorClient, grants_of
+from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.failover import Route
 from edge_agent.target import artifacts
 from edge_agent.target.artifacts import ArtifactClient, cached, digest
@@ -93,11 +93,7 @@ class World:
         """Return the client of a session that was placed."""
         calls = CoordinatorClient(self.channels, self.coordinator.address, asyncio.ensure_future)
         placement = await calls.open(coordinator_pb2.OpenSessionRequest())
-
-        async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[coordinator_pb2.Grant]:
-            return await calls.resume(placement.session_id, ticket, failed, last_epoch)
-
-        route = Route(grants_of(placement), resume, Backoff(budget_s, draw=lambda: 0.0))
+        route = Route(placement, calls.resume, Backoff(budget_s, draw=lambda: 0.0))
         return ArtifactClient(route, self.channels)
 
 
