@@ -180,8 +180,9 @@ class DraftPool:
         """Free a draft that no session uses, with its workers."""
         draft.failure = f"the draft {draft.name} was replaced"  # for those who come too late
         draft.idle.clear()
-        while draft.workers:
-            await asyncio.to_thread(draft.workers.pop().close)
+        for worker in draft.workers:
+            await asyncio.to_thread(worker.close)
+        draft.workers.clear()
         draft.close()
         self._retired.discard(draft)
         if not self._retired:

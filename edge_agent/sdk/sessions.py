@@ -226,7 +226,8 @@ class Sessions:
     ) -> pb.OpenSessionResponse | None:
         """Open a session at the coordinator; None without one.
 
-        look_s: how long to wait while no verifier lives; None: as long as for room. statistics: tell why it waits.
+        request: target and device are filled in. look_s: how long to wait while no verifier lives; None: as long as for
+        room. statistics: tell why it waits.
         """
         if not self.settings.coordinator:
             return None

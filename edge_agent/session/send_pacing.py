@@ -44,7 +44,8 @@ class SendPacing:
 
     def replan(self, directive: Directive | None = None) -> None:
         """Draft by a new directive, or by the old one and another round trip."""
-        self._directive = directive or self._directive
+        if directive is not None:
+            self._directive = directive
         self._draft.replan(self.plan)
 
     def open(self, stream: VerifierStream) -> None:
