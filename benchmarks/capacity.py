@@ -27,7 +27,7 @@ from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
 from edge_agent.bench.measure import PROMPTS_IN_A_ROW, Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
-from edge_agent.bench.users import SAMPLED, PromptInput
+from edge_agent.bench.users import SAMPLED, PromptInput, Users
 
 NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 
@@ -75,19 +75,14 @@ async def measured(
         for users in setting.users:
             count = max(setting.prompts, PROMPTS_IN_A_ROW * users)
             for who, draft in site.drafts.items():
-                plan = Plan(
+                common = Users(
                     {"coordinator": cluster.address},
-                    [prompts[1 + i % (len(prompts) - 1)] for i in range(count)],
-                    prompts[0],
-                    (users,),
-                    (0.0,),
-                    SAMPLED | {"max_tokens": setting.tokens},
-                    cores,
-                    draft,
-                    pinned=True,
+                    [prompts[0], *(prompts[1 + i % (len(prompts) - 1)] for i in range(count))],
+                    draft=draft,
+                    options=SAMPLED | {"max_tokens": setting.tokens},
                 )
                 found: list[Configuration] = []
-                await run_plan(plan, found, say)
+                await run_plan(Plan(common, (users,), (0.0,), cores, pinned=True), found, say)
                 table.append(row(who, found[0]))
                 say(table[-1])
     return table

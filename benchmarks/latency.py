@@ -213,10 +213,9 @@ async def measure(options: argparse.Namespace) -> None:
             async def measured(
                 prompts: Sequence[PromptInput], rtts_ms: Sequence[float], requests: dict[str, Any] = requests
             ) -> list[Configuration]:
-                device = {"coordinator": cluster.address}
-                plan = Plan(device, prompts[1:], prompts[0], (1,), rtts_ms, requests, [core], pinned=True)
+                common = Users({"coordinator": cluster.address}, prompts, draft="auto", options=requests)
                 found: list[Configuration] = []
-                await run_plan(plan, found, say)
+                await run_plan(Plan(common, (1,), rtts_ms, [core], pinned=True), found, say)
                 return found
 
             table += [{"sampling": name} | row for row in rows(await measured(prompts, setting.rtts_ms))]

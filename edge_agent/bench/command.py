@@ -89,6 +89,7 @@ def _several(kind: Any) -> Any:
 async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
     """Measure, and print what was measured, also if it is interrupted. Raises core errors."""
     from edge_agent.bench.measure import Plan, run_plan
+    from edge_agent.bench.users import Users
     from edge_agent.sdk.client import AsyncClient
 
     if any(args.rtt_ms) and (settings.tls_ca or settings.tls_cert):
@@ -103,17 +104,14 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
     async with AsyncClient(draft=None, settings=settings) as client:
         bundle = await client.prepare()
         prompts, too_long = _chosen(bundle, args)
-        plan = Plan(
-            device=_given(settings),
-            prompts=[prompt.turns for prompt in prompts],
-            warm=prompts[0].turns,
-            users=args.concurrency,
-            rtts_ms=args.rtt_ms,
-            options=options,
-            cores=sorted(os.sched_getaffinity(0)),
+        common = Users(
+            _given(settings),
+            [prompt.turns for prompt in (prompts[0], *prompts)],
             draft=None if settings.draft in ("", "none") else settings.draft,
+            options=options,
             read=True,
         )
+        plan = Plan(common, args.concurrency, args.rtt_ms, sorted(os.sched_getaffinity(0)))
         new_ms = [await _first_token_ms(client, prompt) for prompt in prompts[:COUNT]]
     measured: list[Configuration] = []
     whole = False
@@ -149,8 +147,8 @@ def _document(
         "device_drafts": [*names, *ngrams],
         "cpus": len(plan.cores),
         "prompts": dict(Counter(categories)),
-        "max_tokens": plan.options["max_tokens"],
-        "temperature": plan.options["temperature"],
+        "max_tokens": plan.common.options["max_tokens"],
+        "temperature": plan.common.options["temperature"],
         "rows": rows(measured),
         "categories": by_category(measured, categories),
     }

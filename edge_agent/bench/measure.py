@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from edge_agent.bench.users import PromptInput, Run, Users, devices
 from outrider.core.errors import BadRequest
@@ -24,23 +23,19 @@ class Plan:
     Raises BadRequest for more users than prompts.
     """
 
-    device: Mapping[str, Any]
-    """Settings of each device, as for `Users`."""
-    prompts: Sequence[PromptInput]
-    warm: PromptInput
-    """The prompt of new devices, which does not count."""
+    common: Users
+    """What all users share. Their first prompt is that of new devices, which does not count."""
     users: Sequence[int]
     rtts_ms: Sequence[float]
-    options: Mapping[str, Any]
-    """Of each request."""
     cores: Sequence[int]
     """CPUs of the devices' processes, one of each."""
-    draft: str | None = "auto"
-    """As for `Users`; with None the verifier alone drafts."""
-    read: bool = False
-    """As for `Users`."""
     pinned: bool = False
     """Whether each process stays on its CPU."""
+
+    @property
+    def prompts(self) -> Sequence[PromptInput]:
+        """Return the prompts that count."""
+        return self.common.prompts[1:]
 
     def __post_init__(self) -> None:
         if len(self.prompts) < max(self.users):
@@ -77,11 +72,11 @@ async def run_plan(plan: Plan, found: list[Configuration], tell: Callable[[str],
             configuration = Configuration(rtt_ms, count)
             async with devices(count, plan.cores, pinned=plan.pinned) as running:
                 for number, (begin, end) in enumerate(blocks(len(plan.prompts), count)):
-                    prompts = [plan.warm, *plan.prompts[begin:end]]
-                    common = Users(plan.device, prompts, count, plan.draft, rtt_ms, read=plan.read)
+                    prompts = [plan.common.prompts[0], *plan.prompts[begin:end]]
+                    users = dataclasses.replace(plan.common, prompts=prompts, count=count, rtt_ms=rtt_ms)
                     runs: dict[bool, Run] = {}
                     for drafts in (False, True) if number % 2 == 0 else (True, False):
-                        users = dataclasses.replace(common, options={**plan.options, "speculation": drafts})
+                        users = dataclasses.replace(users, options={**users.options, "speculation": drafts})
                         runs[drafts] = _numbered(await running.run(users), begin - 1)
                         progress.show(configuration, drafts, end - begin, runs[drafts])
                     configuration.undrafted.append(runs[False])

@@ -50,9 +50,7 @@ class VerifierStream:
     the verifier or its engine, or if the verifier hears nothing from here; no new session uses the channel then.
     """
 
-    def __init__(
-        self, channels: Channels, grant: Grant, statistics: Statistics, draft_ms: Callable[[], float]
-    ) -> None:
+    def __init__(self, channels: Channels, grant: Grant, statistics: Statistics, draft_ms: Callable[[], float]) -> None:
         """draft_ms: returns the time in which this device drafts one level of its tree; 0 if it drafts nothing."""
         self._channels = channels
         self._ticket = grant.ticket

@@ -10,7 +10,7 @@ import pytest
 from edge_agent.bench.command import add_options
 from edge_agent.bench.measure import Configuration, Plan, blocks
 from edge_agent.bench.report import by_category, described, rows
-from edge_agent.bench.users import Run, Text
+from edge_agent.bench.users import Run, Text, Users
 from outrider.core.errors import BadRequest
 
 
@@ -98,7 +98,7 @@ def test_parts_of_the_prompts_give_every_user_two_or_more_and_each_prompt_comes_
 
 def test_more_users_than_prompts_are_refused() -> None:
     with pytest.raises(BadRequest, match=r"4 users need as many prompts.*got 3 prompts"):
-        Plan({}, [("a",)] * 3, ("a",), users=[1, 4], rtts_ms=[0.0], options={}, cores=[0])
+        Plan(Users({}, [("a",)] * 4), users=[1, 4], rtts_ms=[0.0], cores=[0])
 
 
 @pytest.mark.parametrize(
