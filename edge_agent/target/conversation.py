@@ -16,6 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pydantic_core
+
 from outrider.core.errors import BadRequest
 
 Turn = dict[str, Any]
@@ -64,13 +66,26 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
 def _call(call: Mapping[str, Any], field: str) -> Turn:
     given = call["function"].get("arguments")
     try:
-        value = (json.loads(given) if given.strip() else {}) if isinstance(given, str) else given
+        value = (_parsed(given) if given.strip() else {}) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         value = given
     if not isinstance(value, Mapping | None):
         raise BadRequest(f"{field}.function.arguments is {given!r:.80}, must be a JSON object", field=field)
     kept = {name: value for name, value in call.items() if value is not None}
     return {**kept, "function": {**call["function"], "arguments": Arguments(value or {})}}
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text; of an object that breaks off, as that of an answer that was cut, what is there.
+
+    Raises ValueError, RecursionError.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" or not text.lstrip().startswith("{"):
+            raise
+        return pydantic_core.from_json(text, allow_partial="trailing-strings")
 
 
 def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools: Tools) -> Form:
@@ -84,7 +99,7 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
     ordered = set(said)
     renders: Form | None = None
     refusals: list[BadRequest] = []
-    for form in _forms(turns, tools):
+    for form in _forms(turns, tools, in_parts=_takes_parts(render)):
         try:
             given, defined = form(marked, described)
             text = render(given, defined)
@@ -102,6 +117,23 @@ def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools
     if renders is None:
         raise refusals[0]
     return renders
+
+
+def _takes_parts(render: Callable[[list[Turn], Tools], str]) -> bool:
+    """Return whether the template leaves out a text, but not one that comes as a list of parts."""
+    plain: Turn = {"role": "user", "content": new_mark()}
+
+    def rendered(turn: Turn) -> bool:
+        try:
+            return plain["content"] in render([turn], ())
+        except BadRequest:
+            return False
+
+    return not rendered(plain) and rendered(_in_parts(plain))
+
+
+def _in_parts(turn: Turn) -> Turn:
+    return turn if turn["content"] is None else {**turn, "content": [{"type": "text", "text": turn["content"]}]}
 
 
 def new_mark() -> str:
@@ -140,20 +172,23 @@ def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], se
     return marked, said, hoisted, called
 
 
-def _forms(turns: Sequence[Turn], tools: Tools) -> Iterator[Form]:
-    """Yield the forms to try, those that change least first."""
+def _forms(turns: Sequence[Turn], tools: Tools, *, in_parts: bool) -> Iterator[Form]:
+    """Yield the forms to try, those that change least first. in_parts: each content is to be a list of parts."""
     calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns)
 
     def form(arranged: Callable[[list[Turn]], list[Turn]], *before: Callable[[list[Turn]], list[Turn]]) -> Form:
         def given(turns: list[Turn], tools: Tools) -> tuple[list[Turn], Tools]:
             for change in before:
                 turns = change(turns)
-            return arranged(turns), tools
+            return wrapped(arranged(turns)), tools
 
         return given
 
     def told(arranged: Callable[[list[Turn]], list[Turn]]) -> Form:
-        return lambda turns, tools: (arranged(_told(turns, tools)), ())
+        return lambda turns, tools: (wrapped(arranged(_told(turns, tools))), ())
+
+    def wrapped(turns: list[Turn]) -> list[Turn]:
+        return [_in_parts(turn) for turn in turns] if in_parts else turns
 
     changes = (_calls_apart, _without_empty_texts, _short_ids) if calls else ()
     for arranged in _ARRANGEMENTS:
@@ -197,7 +232,7 @@ def _alternating(turns: list[Turn]) -> list[Turn]:
         if turn["role"] == "assistant" and last["role"] == "system":
             arranged.append({"role": "user", "content": ""})
         elif turn["role"] == "assistant" == last["role"]:
-            if not last.get("tool_calls"):
+            if not last.get("tool_calls") and not last.get("apart"):
                 arranged[-1] = {**last, **turn, "content": _merged(last, turn)["content"]}
                 continue
             arranged.append({"role": "user", "content": ""})
@@ -239,7 +274,8 @@ def _calls_apart(turns: list[Turn]) -> list[Turn]:
             apart.append(turn)
             continue
         if turn["content"]:
-            apart.append({name: value for name, value in turn.items() if name != "tool_calls"})
+            said = {name: value for name, value in turn.items() if name != "tool_calls"}
+            apart.append({**said, "apart": True})  # so that no arrangement joins it with its calls
             turn = {"role": turn["role"], "content": ""}
         results: list[Turn] = []
         while rest and rest[0]["role"] == "tool":

@@ -209,7 +209,16 @@ def test_no_arguments_of_a_call_are_an_empty_object(given: str | None, written: 
     assert text in ("[]", "{}")
 
 
-@pytest.mark.parametrize("given", ["[]", "{", "3", '"x"', [1]])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("{", {}), ('{"city": "Kö', {"city": "Kö"}), ('{"a": [1, 2], "b', {"a": [1, 2]}), ('{"a": {"b": tr', {"a": {}})],
+)
+def test_of_arguments_that_broke_off_what_is_there_is_rendered(given: str, kept: Any) -> None:
+    messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, given)]}, user("Go on.")]
+    assert f'"arguments": {json.dumps(kept, ensure_ascii=False)}}}' in ChatTemplate(TEMPLATES["qwen"]).render(messages)
+
+
+@pytest.mark.parametrize("given", ["[]", '{"a": 1} or', "3", '"x"', [1]])
 def test_arguments_that_are_no_object_are_refused_by_the_calls_place(given: Any) -> None:
     messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, "{}"), call(2, given)]}]
     with pytest.raises(BadRequest, match=r"messages\[1\]\.tool_calls\[1\]"):
@@ -225,6 +234,34 @@ def test_a_text_and_two_calls_are_turns_of_their_own_where_a_turn_takes_one_call
         "<|assistant|>Wait.<|eot|><|assistant|>weathercity=Ulm<|eot|><|ipython|>result 1<|eot|>"
         "<|assistant|>weathercity=Bonn<|eot|><|ipython|>result 2<|eot|>"
     )
+
+
+def test_a_text_beside_a_call_does_not_keep_a_template_from_its_own_form_of_calls() -> None:
+    messages = [
+        user("a"),
+        {"role": "assistant", "content": "Wait.", "tool_calls": [call(1, '{"city": "Ulm"}')]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        {"role": "assistant", "content": "Sunny."},
+        user("And?"),
+    ]
+    text = ChatTemplate(TEMPLATES["mistral, new"]).render(messages, {"tools": TOOLS})
+    assert text.startswith('[INST]a[/INST]Wait.</s>[INST][/INST][CALL]weather{"city": "Ulm"}') and "[TOOLS]" in text
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template", [PARTS, "{% for m in messages %}<{{ m.role }}>{{ m.content[0].text }}{% endfor %}"]
+)
+def test_a_template_that_takes_parts_alone_gets_parts(template: str) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, user("a"), {"role": "assistant", "content": "b"}]
+    assert ChatTemplate(template).render(messages) == "<system>Be brief.<user>a<assistant>b"
+    assert ChatTemplate(template).render(messages, {"continue_final_message": True}).endswith("<assistant>b")
+    assert "weather" in ChatTemplate(template).render(messages, {"tools": TOOLS})
 
 
 def test_a_control_token_that_a_calls_json_hides_stays_plain_text() -> None:
