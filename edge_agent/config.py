@@ -77,8 +77,12 @@ class EdgeSettings(BaseSettings):
     serve_without_key: bool = False
     """Without a key, let `outrider-edge serve` serve whoever can connect, from any machine and by any host name."""
     serve_answer_format: Annotated[
-        Literal["auto", "hermes", "llama3", "mistral", "deepseek", "harmony", "json", "none"], Flag("--answer-format")
-    ] = "auto"
+        Literal[
+            "auto", "hermes", "qwen3-coder", "glm", "minimax", "gemma", "llama3", "mistral", "deepseek", "harmony",
+            "json", "none",
+        ],
+        Flag("--answer-format"),
+    ] = "auto"  # fmt: skip
     """How the target writes tool calls and reasoning. auto tells it from the chat template, none takes all of its text
     as content."""
     serve_offline: Annotated[Literal["raise", "draft_only"], Flag("--offline")] = "raise"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_agent.http.errors import invalid_value, unsupported
 from edge_agent.http.parsing import formats
-from edge_agent.http.parsing.formats import AnswerFormat
+from edge_agent.http.parsing.answer import kinds_of, resolved
+from edge_agent.http.parsing.formats import AnswerFormat, Parameters
 from edge_agent.http.requests import ChatCompletionRequest, FunctionDefinition, RequestBody, json_problem
 from edge_agent.sdk.grammars import COLON, COMMA, choice_expression, embedded_regex, embedded_schema, gbnf, quoted
+from outrider.core.constraint import grammar_warnings
 from outrider.core.errors import BadRequest
 
 _FIELDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -20,6 +23,7 @@ _FIELDS = ("json", "json_object", "regex", "choice", "grammar")
 _ANY = r"/(?s:.*)/"
 _COMMA, _COLON = f"/{COMMA}/", f"/{COLON}/"
 _SPACE = r"/[ \n]{1,2}/?"
+_KEY = r"/[\w.\-]+/"
 _WITHOUT_EFFECT = ("disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern")
 """Options of `structured_outputs` for libraries that this server does not use."""
 MAX_SCHEMA_BYTES = 1 << 16
@@ -29,9 +33,13 @@ _COMBINING = {"allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies",
 _SAYING_MORE = {"additionalProperties", "patternProperties", "propertyNames", "minProperties", "dependentRequired"}
 """Keywords by which an object may be meant to have properties that its schema does not list."""
 _DEFINED = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
-_FENCE = "```json"
-_JSON_CALLS = {"json": ("arguments", "{["), "llama3": ("parameters", "{")}
-"""Format of calls without an opening marker -> the key of the arguments, and the letters with which no text begins."""
+_DEFINITIONS = ("$defs", "definitions")
+_MAX_COUNTED = 1024
+"""Greatest `maxLength` that a text between marks is held to."""
+_IN_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "contains", "additionalItems")
+"""Keywords whose values are schemas, or lists of them."""
+_FALLIBLE = ("$ref", "pattern", "patternProperties")
+"""Keywords whose values a lenient compiler refuses, where it ignores others that it does not know."""
 
 
 def output_expression(body: RequestBody) -> tuple[str, str]:
@@ -65,13 +73,13 @@ def output_expression(body: RequestBody) -> tuple[str, str]:
         raise invalid_value(wishes[1][0], f"the output cannot follow several things at once; got {names}")
     for field, kind, value in wishes:
         try:
-            return _expression(field, kind, value), field
+            return _expression(body, field, kind, value), field
         except BadRequest as error:
             raise invalid_value(field, f"{field}: {error}") from error
     return "", ""
 
 
-def _expression(field: str, kind: str, value: Any) -> str:
+def _expression(body: RequestBody, field: str, kind: str, value: Any) -> str:
     """Return the expression of one wish. Raises BadRequest, or ApiError for a schema that is too deep or too large."""
     match kind:
         case "json_object":
@@ -79,9 +87,9 @@ def _expression(field: str, kind: str, value: Any) -> str:
         case "json_schema":
             if not isinstance(value, Mapping) or "schema" not in value:
                 raise BadRequest("json_schema must be an object with a schema")
-            return _checked_schema(field, value["schema"], lenient=not value.get("strict"))
+            return _checked_schema(body, field, value["schema"], lenient=not value.get("strict"))
         case "json":
-            return _checked_schema(field, _parsed(value), lenient=False)
+            return _checked_schema(body, field, _parsed(value), lenient=False)
         case "regex":
             return embedded_regex(_text(kind, value))
         case "choice":
@@ -90,10 +98,52 @@ def _expression(field: str, kind: str, value: Any) -> str:
             return f"%lark {{\n{gbnf(_text(kind, value))}\n}}"
 
 
-def _checked_schema(field: str, schema: Any, *, lenient: bool) -> str:
+def _checked_schema(body: RequestBody, field: str, schema: Any, *, lenient: bool) -> str:
     if problem := json_problem(schema, MAX_SCHEMA_BYTES):
         raise invalid_value(field, f"{field}: the schema {problem}")
-    return embedded_schema(_closed(schema), lenient=lenient)
+    if not lenient:  # what is wrong with it is said when all is compiled
+        return embedded_schema(_closed(schema))
+    followed, problems = _followed(schema, True, lenient=True)
+    body.notes.extend(f"{field}: {one}" for one in problems)
+    return embedded_schema(followed, lenient=True)
+
+
+def _followed(schema: Any, otherwise: Any, *, lenient: bool) -> tuple[Any, list[str]]:
+    """Return what can be followed of a schema, and what of it is ignored, each with its reason.
+
+    otherwise: the schema in the place of one that cannot be followed at all. Unless lenient, nothing is ignored: raises
+    BadRequest.
+    """
+    schema = _closed(schema)
+    try:
+        return schema, [*_warnings(embedded_schema(schema, lenient=lenient))]
+    except BadRequest:
+        if not lenient or not isinstance(schema, dict):
+            raise
+    schema, problems = copy.deepcopy(schema), []
+    defined = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    for one in list(_schemas_in(schema)):
+        for keyword in [name for name in _FALLIBLE if name in one]:
+            try:
+                _warnings(embedded_schema({**defined, keyword: one[keyword]}, lenient=True))
+            except BadRequest as error:
+                del one[keyword]
+                problems.append(f"{keyword!r} is ignored: {_reason(error)}")
+    try:
+        return schema, [*problems, *_warnings(embedded_schema(schema, lenient=True))]
+    except BadRequest as error:
+        return otherwise, [f"the schema is ignored: {_reason(error)}"]
+
+
+def _reason(error: BadRequest) -> str:
+    """Return what a compiler says of a schema, without the place of that in the grammar."""
+    return str(error).rpartition("JSON schema: ")[2]
+
+
+@functools.lru_cache(maxsize=1024)
+def _warnings(schema: str) -> Sequence[str]:
+    """Return what a lenient schema's compiler ignores. schema: its expression. Raises BadRequest."""
+    return grammar_warnings(f"start: {schema}")
 
 
 def _closed(schema: Any) -> Any:
@@ -129,9 +179,7 @@ def _schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
         members: Sequence[Any] = ()
         if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
             members = list(value.values())
-        elif key in ("anyOf", "prefixItems") and isinstance(value, list):
-            members = value
-        elif key in ("items", "additionalProperties", "contains", "additionalItems"):
+        elif key in _IN_SCHEMAS:
             members = value if isinstance(value, list) else [value]
         for member in members:
             yield from _schemas_in(member)
@@ -152,15 +200,15 @@ def _text(kind: str, value: Any) -> str:
 
 
 class AnswerGrammar:
-    """Writes the grammar of one answer. special: id of each special token of the target, by its text.
+    """Writes the grammar of one answer. special: id of each special token of the target, by its text."""
 
-    template: source of the target's chat template, which tells variants of a format.
-    """
-
-    def __init__(self, form: AnswerFormat, template: str, special: Mapping[str, int]) -> None:
+    def __init__(self, form: AnswerFormat, special: Mapping[str, int]) -> None:
+        self.notes: list[str] = []
+        """What is ignored in the schemas of functions."""
         self._form = form
-        self._template = template
-        self._special = special
+        self._special = {text: token for text, token in special.items() if text.strip()}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
         self._rules: list[str] = []
 
     def text(self, output: str, *, reasons: bool | None) -> str:
@@ -186,61 +234,131 @@ class AnswerGrammar:
 
     def calls(self, functions: Sequence[FunctionDefinition], *, parallel: bool) -> str:
         """Return the expression of an answer that calls functions and says nothing else. parallel: more than one."""
-        form = self._form.tools
-        if form == "harmony":
-            return self._harmony_calls(functions)
-        if (bare := _JSON_CALLS.get(form or "")) is not None:
-            key, _ = bare
-            call = self._either(functions, lambda one: _json_call(one, key))
-            if form == "json":
-                return f'{call} | "[" {_listed(call, ", ", parallel)} "]"'
-            return f"{self._literal(formats.PYTHON_TAG)}? {_listed(call, '; ', parallel)}"
-        opening, rest, repeated = self._marked_calls(functions, parallel=parallel)
-        call = f"{self._literal(opening)} {rest}"
-        return f"{call} ({_SPACE} {call})*" if repeated and parallel else call
+        call, form = self._call(functions), self._form.call
+        if self._form.tools == "harmony":
+            return call  # after which the target ends its turn
+        calls = self._listed(call, parallel)
+        if self._form.tools == "json":
+            return f'{call} | "[" {calls} "]"'
+        if self._form.tools == "llama3":
+            return f"{self._literal(form.opening)}? {calls}"
+        section = f"{self._literal(form.opening)} {calls} {self._literal(form.closing)}"
+        return f"{section} ({_SPACE} {section})*" if form.separator is None and parallel else section
 
     def free(self, functions: Sequence[FunctionDefinition], *, parallel: bool) -> str:
         """Return the expression of an answer that may say anything, and in which calls have their schemas."""
-        form = self._form.tools
-        if form == "harmony":
-            return f"{self.content(f'{_ANY}?')} | {self._harmony_calls(functions)}"
-        if (bare := _JSON_CALLS.get(form or "")) is not None:
-            _, begins = bare
+        form = self._form.call
+        if self._form.tools == "harmony":
+            return f"{self.content(f'{_ANY}?')} | {self._call(functions)}"
+        if self._form.tools in formats.BARE:
+            begins = "{[" if self._form.tools == "json" else "{"
             return f"{self.calls(functions, parallel=parallel)} | /[^{re.escape(begins)}](?s:.*)/?"
-        opening, rest, _ = self._marked_calls(functions, parallel=parallel)
-        return f"({self._until(opening)} {rest}){'*' if parallel else '?'} {self._without(opening)}"
+        calls = self._listed(self._call(functions), parallel)
+        section = f"{self._until(form.opening)} {calls} {self._literal(form.closing)}"
+        return f"({section}){'*' if parallel else '?'} {self._without(form.marker)}"
 
-    def _marked_calls(self, functions: Sequence[FunctionDefinition], *, parallel: bool) -> tuple[str, str, bool]:
-        """Return the marker before calls, the expression of what follows it, and whether the next call has its own."""
-        either, literal = self._either, self._literal
-        if self._form.tools == "deepseek":
-            call = either(functions, self._deepseek_call)
-            one = f"{literal(formats.CALL_BEGIN)} {call} {literal(formats.CALL_END)}"
-            return formats.CALLS_BEGIN, f"{_listed(one, chr(10), parallel)} {literal(formats.CALLS_END)}", False
-        if self._form.tools == "mistral" and formats.ARGS in self._template:
-            arguments = literal(formats.ARGS)
-            call = either(functions, lambda one: f"{quoted(one.name)} {arguments} {_arguments(one)}")
-            return formats.TOOL_CALLS, call, True
-        if self._form.tools == "mistral":
-            call = either(functions, lambda one: _json_call(one, "arguments"))
-            return formats.TOOL_CALLS, f'"[" {_listed(call, ", ", parallel)} "]"', False
-        opening, closing = formats.TOOL_CALL
-        call = either(functions, lambda one: _json_call(one, "arguments"))
-        return opening, f"{_SPACE} {call} {_SPACE} {literal(closing)}", True
+    def _call(self, functions: Sequence[FunctionDefinition]) -> str:
+        """Return a rule of one call of any of these functions."""
+        return self._rule(" | ".join(map(self._call_of, functions)))
 
-    def _deepseek_call(self, function: FunctionDefinition) -> str:
-        separator, arguments = self._literal(formats.CALL_SEPARATOR), _arguments(function)
-        if _FENCE in self._template:
-            return f'"function" {separator} {quoted(f"{function.name}{chr(10)}{_FENCE}{chr(10)}")} {arguments} "\\n```"'
-        return f"{quoted(function.name)} {separator} {arguments}"
+    def _call_of(self, function: FunctionDefinition) -> str:
+        """Return the expression of a call of one function."""
+        form = self._form.call
+        if self._form.tools == "harmony":
+            json_follows = f'{self._literal(formats.CONSTRAIN)} "json" {self._literal(formats.MESSAGE)}'
+            header = self._channel(f"commentary to=functions.{function.name} ")
+            return f"{header} {json_follows} {self._arguments(function)}"
+        if form.key:  # in the same pieces as the expression of a schema: an answer may be either
+            name, key = quoted(json.dumps(function.name)), quoted(json.dumps(form.key))
+            arguments = self._arguments(function)
+            return f'"{{" "\\"name\\"" {_COLON} {name} {_COMMA} {key} {_COLON} {arguments} "}}"'
+        before = self._literal(form.before_name + function.name + form.after_name)
+        return f"{before} {self._arguments(function)} {self._literal(form.after_arguments)}"
 
-    def _harmony_calls(self, functions: Sequence[FunctionDefinition]) -> str:
-        """Return the expression of one call, after which the target ends its turn."""
-        json = f'{self._literal(formats.CONSTRAIN)} "json" {self._literal(formats.MESSAGE)}'
-        return self._either(
-            functions,
-            lambda one: f"{self._channel(f'commentary to=functions.{one.name} ')} {json} {_arguments(one)}",
-        )
+    def _listed(self, call: str, parallel: bool) -> str:
+        """Return the expression of one call, or of those that share an opening and a closing."""
+        separator = self._form.call.separator
+        return f"{call} ({self._literal(separator)} {call})*" if separator is not None and parallel else call
+
+    def _arguments(self, function: FunctionDefinition) -> str:
+        """Return the expression of a function's arguments. Raises ApiError, which names it, for those of a strict one
+        that cannot be followed."""
+        lenient, given = not function.strict, {"type": "object", **(function.parameters or {"properties": {}})}
+        try:
+            schema, problems = _followed(given, {"type": "object"}, lenient=lenient)
+        except BadRequest as error:
+            raise invalid_value("tools", f"the parameters of the function {function.name!r}: {error}") from error
+        self.notes += [f"tools: {function.name}: {one}" for one in problems]
+        form = formats.JSON if self._form.tools == "harmony" else self._form.call
+        if isinstance(form.arguments, Parameters):
+            return self._parameters(form.arguments, schema, lenient=lenient)
+        if form.arguments:
+            return self._bare(form.arguments, schema, schema, lenient=lenient)
+        return embedded_schema(schema, lenient=lenient)
+
+    def _parameters(self, marks: Parameters, schema: Mapping[str, Any], *, lenient: bool) -> str:
+        """Return the expression of arguments between marks."""
+        pairs: dict[str, str] = {}
+        for key, value in schema.get("properties", {}).items():
+            value, kinds = resolved(value, schema), kinds_of(value, schema)
+            after_key = marks.after_key if "string" in kinds else marks.after_key_of_json or marks.after_key
+            if "string" not in kinds:
+                defined = {name: schema[name] for name in _DEFINITIONS if name in schema and "$ref" in str(value)}
+                written = embedded_schema({**defined, **value}, lenient=lenient)
+            elif texts := _texts_in(value):
+                written = f"({' | '.join(map(quoted, texts))})"
+            else:
+                written = ""
+            longest = value.get("maxLength") if isinstance(value, Mapping) else None
+            after = self._literal(marks.after_value) if written else self._until(marks.after_value, longest)
+            pairs[key] = f"{self._literal(marks.before_key + key + after_key)} {written} {after}"
+        after_key = self._literal(marks.after_key)
+        more = f"{self._literal(marks.before_key)} {_KEY} {after_key} {self._until(marks.after_value)}"
+        return f"{self._chosen(pairs, schema, '')} {f'({more})*' if _is_open(schema) else ''}"
+
+    def _bare(self, quote: str, schema: Any, root: Mapping[str, Any], *, lenient: bool) -> str:
+        """Return the expression of a value with bare keys, in which strings stand between quotes.
+
+        Lists and objects that are references, which may be without end, have any members.
+        """
+        inline = not (isinstance(schema, Mapping) and "$ref" in schema)
+        schema, kinds = resolved(schema, root), kinds_of(schema, root)
+        text = f"{self._literal(quote)} {self._until(quote)}"
+        if texts := _texts_in(schema):
+            return " | ".join(self._literal(f"{quote}{one}{quote}") for one in texts)
+        if kinds == {"string"}:
+            return text
+        if kinds == {"object"} and not _is_open(schema) and inline:
+            properties = schema.get("properties", {})
+            pairs = {
+                key: f"{quoted(f'{key}:')} ({self._bare(quote, value, root, lenient=lenient)})"
+                for key, value in properties.items()
+            }
+            return f'"{{" {self._chosen(pairs, schema, ",")} "}}"'
+        if kinds == {"array"} and inline:
+            item = self._rule(self._bare(quote, schema.get("items", True), root, lenient=lenient))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if not kinds & {"string", "object", "array"}:
+            return embedded_schema(schema, lenient=lenient)
+        scalar = embedded_schema({"type": ["number", "boolean", "null"]})
+        if not any(rule.startswith("bare:") for rule in self._rules):
+            members = f'{_KEY} ":" bare ("," {_KEY} ":" bare)*'
+            self._rules.append(f'bare: {text} | {scalar} | "[" (bare ("," bare)*)? "]" | "{{" ({members})? "}}"')
+        return f'"{{" ({_KEY} ":" bare ("," {_KEY} ":" bare)*)? "}}"' if kinds == {"object"} else "bare"
+
+    def _chosen(self, pairs: Mapping[str, str], schema: Mapping[str, Any], separator: str) -> str:
+        """Return the expression of an object's members: those that it requires, and then any of the others."""
+        names, between = schema.get("required", ()), self._literal(separator)
+        rules = {key: self._rule(pair) for key, pair in pairs.items()}
+        required = [rule for key, rule in rules.items() if key in names]
+        others = [rule for key, rule in rules.items() if key not in names]
+        first, rest = [], ""
+        for rule in reversed(others):
+            first.append(f"{rule} {rest}")
+            rest = self._rule(f"({between} {rule})? {rest}")
+        if required:
+            return f"{f' {between} '.join(required)} {rest}"
+        return f"({' | '.join(first)})?" if first else ""
 
     def _harmony_analysis(self) -> str:
         """Return the expression of what is thought before the answer, message after message."""
@@ -248,21 +366,23 @@ class AnswerGrammar:
         return f'({begun} {self._until(formats.ENDS[0])} {self._literal(formats.START)} "assistant")*'
 
     def _channel(self, name: str) -> str:
-        return f"{self._literal(formats.CHANNEL)} {quoted(name)}"
-
-    def _either(self, functions: Sequence[FunctionDefinition], expression: Callable[[FunctionDefinition], str]) -> str:
-        """Return a rule of the expressions of all functions, of which one follows."""
-        return self._rule(" | ".join(map(expression, functions)))
+        return self._literal(formats.CHANNEL + name)
 
     def _literal(self, text: str) -> str:
-        """Return the expression of a marker: a token of its own, or text."""
-        return f"<[{self._special[text]}]>" if text in self._special else quoted(text)
+        """Return the expression of a text, in which special tokens are tokens."""
+        return " ".join(
+            f"<[{self._special[part]}]>" if part in self._special else quoted(part)
+            for part in self._split(text)
+            if part
+        )
 
-    def _until(self, marker: str) -> str:
-        """Return the expression of any text up to a marker, and of the marker."""
-        if marker in self._special:
-            return f"{_ANY}? {self._literal(marker)}"
-        return self._rule(rf"/(?s:.*){_escaped(marker)}/", "[lazy]")
+    def _until(self, text: str, longest: object = None) -> str:
+        """Return the expression of anything up to a text, and of that. longest: a number of characters, if one is."""
+        begin, *rest = self._split(text)
+        most = f"{{0,{longest}}}" if isinstance(longest, int) and 0 < longest <= _MAX_COUNTED else "*"
+        if not rest:
+            return self._rule(rf"/(?s:.{most}){_escaped(text)}/", "[lazy]")
+        return f"/(?s:.{most}){_escaped(begin)}/{'' if begin else '?'} {self._literal(text[len(begin) :])}"
 
     def _without(self, marker: str) -> str:
         """Return the expression of any text in which a marker does not occur."""
@@ -284,13 +404,14 @@ def text_grammar(body: RequestBody) -> tuple[str, str]:
 
 
 def chat_grammar(
-    body: ChatCompletionRequest, form: AnswerFormat, template: str, special: Mapping[str, int], prompt: str
+    body: ChatCompletionRequest, form: AnswerFormat, special: Mapping[str, int], prompt: str
 ) -> tuple[str, str]:
     """Return the grammar of a chat's answer, and the field of the request that asks for it; both empty for none.
 
-    template, special: as of AnswerGrammar. prompt: the end of the prompt's text, which may have begun the reasoning.
+    What of a schema is ignored is added to the body's notes. special: as of AnswerGrammar. prompt: the end of the
+    prompt's text, which may have begun the reasoning. Raises ApiError. Call it on a thread: it may take a second.
     """
-    grammar, parallel = AnswerGrammar(form, template, special), body.parallel_tool_calls is not False
+    grammar, parallel = AnswerGrammar(form, special), body.parallel_tool_calls is not False
     expression, field = output_expression(body)
     functions = body.functions
     if form.tools is None and (body.must_call or any(one.strict for one in functions)):
@@ -306,26 +427,24 @@ def chat_grammar(
         output, field = grammar.free(functions, parallel=parallel), "tools"
     else:
         return "", ""
+    body.notes.extend(dict.fromkeys(grammar.notes))
     reasons = None if form.reasoning is None else prompt.rstrip().endswith(form.reasoning[0])
     return grammar.text(output, reasons=reasons), field
 
 
-def _listed(call: str, separator: str, parallel: bool) -> str:
-    """Return the expression of one call, or of any number of them between separators."""
-    return f"{call} ({quoted(separator)} {call})*" if parallel else call
+def _texts_in(schema: object) -> list[str]:
+    """Return the texts of which a value must be one; none where it may be another."""
+    given = schema if isinstance(schema, Mapping) else {}
+    values = given.get("enum", [given["const"]] if "const" in given else None)
+    return values if isinstance(values, list) and all(isinstance(one, str) for one in values) else []
 
 
-def _json_call(function: FunctionDefinition, key: str) -> str:
-    """Return the expression of a call as JSON, in the same pieces as that of a schema: an answer may be either."""
-    name, key = quoted(json.dumps(function.name)), quoted(json.dumps(key))
-    return f'"{{" "\\"name\\"" {_COLON} {name} {_COMMA} {key} {_COLON} {_arguments(function)} "}}"'
-
-
-def _arguments(function: FunctionDefinition) -> str:
-    schema = {"type": "object", **(function.parameters or {"properties": {}})}
-    return embedded_schema(_closed(schema), lenient=not function.strict)
+def _is_open(schema: object) -> bool:
+    """Return whether an object may have members that its schema does not list."""
+    given = schema if isinstance(schema, Mapping) else {}
+    return given.get("additionalProperties", "properties" not in given) is not False
 
 
 def _escaped(text: str) -> str:
     """Return a text as a part of a regular expression between slashes."""
-    return re.sub(r"[\\.+*?()|\[\]{}^$/#&~]", r"\\\g<0>", text)
+    return re.sub(r"[\\.+*?()|\[\]{}^$/#&~]", r"\\\g<0>", text).replace("\n", r"\n")

@@ -40,7 +40,8 @@ from outrider.telemetry.logs import REQUEST_HEADER
 log = logging.getLogger(__name__)
 
 IGNORED_HEADER = "x-outrider-ignored"
-"""Names the fields of a request that this server does not know, in its answer."""
+"""Names what of a request this server does not know or follow, in its answer."""
+_MAX_IGNORED = 1000
 ANSWER_S = 2.7
 """Seconds in which a health check, which waits 3, gets an answer."""
 FRESH_S = 5.0
@@ -160,7 +161,8 @@ async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter]) -> R
         response = json_response(writer.whole(await drained(writer.streams)))
     if body.ignored:
         _tell_ignored(body.ignored)
-        response.headers[IGNORED_HEADER] = body.ignored
+    if ignored := ", ".join(filter(None, (body.ignored, *body.notes))):
+        response.headers[IGNORED_HEADER] = re.sub(r"[^ -~]", "?", ignored)[:_MAX_IGNORED]
     return response
 
 

@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
+    PrivateAttr,
     StringConstraints,
     model_validator,
 )
@@ -56,6 +57,12 @@ _KNOWN = frozenset(
     | {"service_tier", "store", "user", "verbosity"}
 )
 """Fields without a type of their own that are honoured, by `answer_grammar`, or change no answer."""
+_OF_ROLES: Mapping[str, set[str]] = {
+    "assistant": {"role", "name", "tool_calls"},
+    "tool": {"role", "name", "tool_call_id"},
+    "function": {"role", "name", "tool_call_id"},
+}
+"""What of a message its template gets beside the content."""
 _FIELD = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -113,7 +120,7 @@ def _checked_arguments(text: str) -> str:
 
 
 JsonInteger = Annotated[int, BeforeValidator(_integral)]
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -158,6 +165,17 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     typical_delta: float | None = None
     provenance: bool | None = None
     """Whether each chunk lists its tokens with their provenance."""
+    _notes: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what is ignored within the fields that this server knows; `answer_grammar` adds to it."""
+        return self._notes
+
+    @property
+    def stops(self) -> list[str]:
+        """Return the texts that end the output."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def choices(self) -> int:
@@ -290,7 +308,7 @@ class CalledFunction(BaseModel, extra="allow", strict=True):
 
 class CalledTool(BaseModel, extra="allow", strict=True):
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function"] | None = "function"
     function: CalledFunction
 
 
@@ -322,6 +340,8 @@ class ChatCompletionRequest(RequestBody):
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; where not, only the first is told."""
     reasoning_effort: ReasoningEffort | None = None
+    reasoning_format: Literal["auto", "deepseek", "parsed", "none"] | None = None
+    """Where reasoning stands: in `reasoning_content`, for "parsed" in `reasoning`, for "none" in the content."""
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_checked_variables)] | None = None
     enable_thinking: bool | None = None
     thinking: dict[str, Any] | None = None
@@ -352,9 +372,9 @@ class ChatCompletionRequest(RequestBody):
         return [one for one in found if self.named_function in (None, one.name)]
 
     @property
-    def function_names(self) -> list[str]:
-        """Return the names of the functions that the answer may call."""
-        return [function.name for function in self.functions]
+    def parameters(self) -> dict[str, dict[str, Any] | None]:
+        """Return the parameters' schema of each function that the answer may call, by its name."""
+        return {function.name: function.parameters for function in self.functions}
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -432,20 +452,10 @@ class ChatCompletionRequest(RequestBody):
 
 
 def _message(field: str, message: ChatMessage) -> Message:
-    told: dict[str, Any] = {"role": message.role, "content": _content(field, message.content)}
-    if message.role == "assistant":
-        if message.tool_calls:
-            told["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": call.function.model_dump()}
-                for call in message.tool_calls
-            ]
-        if reasoning := message.reasoning_content or message.reasoning:
-            told["reasoning_content"] = reasoning
-    elif message.role == "tool":
-        told["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        told["name"] = message.name
-    return told
+    told = message.model_dump(include=_OF_ROLES.get(message.role, {"role", "name"}), exclude_none=True)
+    if message.role == "assistant" and (reasoning := message.reasoning_content or message.reasoning):
+        told["reasoning_content"] = reasoning
+    return {**told, "content": _content(field, message.content)}
 
 
 def _content(field: str, content: str | list[ContentPart] | None) -> str:

@@ -6,9 +6,11 @@ import codecs
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from edge_agent.http.parsing.formats import AnswerFormat, AnswerParser
+from edge_agent.http.parsing.answer import AnswerParser
+from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Chunk, Completion, FinishReason
@@ -54,7 +56,11 @@ class CompletionWriter:
         """Choices of which something was written."""
         self._written = [0] * len(streams)
         """Tokens of each choice that were written."""
-        self._messages = [MessageWriter(body, form, prompt_end(stream, bundle)) for stream in streams]
+        self._messages = [
+            MessageWriter(body, form, prompt_end(stream, bundle))
+            for stream in streams
+            if isinstance(body, ChatCompletionRequest)
+        ]
         table = bundle.tokenizer.table
         silent = frozenset(bundle.description.eos_token_ids) if chat else bundle.tokenizer.special
         self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
@@ -74,6 +80,7 @@ class CompletionWriter:
             "object": kind,
             "choices": choices,
             "usage": self._usage(completions),
+            **({"warnings": self._body.notes} if self._body.notes else {}),
         }
 
     def chunks(self, index: int, chunk: Chunk | None) -> Iterator[dict[str, Any]]:
@@ -228,11 +235,9 @@ class MessageWriter:
     prompt: the end of the prompt's text.
     """
 
-    def __init__(self, body: RequestBody, form: AnswerFormat, prompt: str) -> None:
-        self._parser = AnswerParser(
-            form, body.function_names if isinstance(body, ChatCompletionRequest) else (), prompt
-        )
-        self._one_call = isinstance(body, ChatCompletionRequest) and body.parallel_tool_calls is False
+    def __init__(self, chat: ChatCompletionRequest, form: AnswerFormat, prompt: str) -> None:
+        self._parser = parser_of(chat, form, prompt)
+        self._reasoning = "reasoning" if chat.reasoning_format == "parsed" else "reasoning_content"
         self._form = form
         self._calls = 0
 
@@ -240,12 +245,12 @@ class MessageWriter:
         """Return the delta that more text makes, empty if it makes none. ended: the text is over."""
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
-        for one in (*self._parser.feed(text), *(self._parser.end() if ended else ())):
+        for one in self._parser.feed(text, ended=ended):
             if one.kind == "content":
                 delta["content"] = delta.get("content", "") + one.text
             elif one.kind == "reasoning":
-                delta["reasoning_content"] = delta["reasoning"] = delta.get("reasoning", "") + one.text
-            elif not (self._one_call and one.index):
+                delta[self._reasoning] = delta.get(self._reasoning, "") + one.text
+            else:
                 call = calls.setdefault(one.index, {"index": one.index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += one.text
                 if one.name:
@@ -268,6 +273,13 @@ class MessageWriter:
         """Return why the message has ended: "tool_calls" where it ends by itself and its calls are whole."""
         whole = self._calls and not self._parser.unfinished and finish in ("eos", "stop")
         return "tool_calls" if whole else REASONS[finish]
+
+
+def parser_of(chat: ChatCompletionRequest, form: AnswerFormat, prompt: str) -> AnswerParser:
+    """Return a parser of a chat's answer. prompt: the end of the prompt's text."""
+    if chat.reasoning_format == "none":
+        form = replace(form, reasoning=None)
+    return AnswerParser(form, chat.parameters, prompt, chat.stops, one_call=chat.parallel_tool_calls is False)
 
 
 def call_id(form: AnswerFormat) -> str:

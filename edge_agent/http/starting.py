@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from edge_agent.config import EdgeSettings
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.errors import ApiError, invalid_value
+from edge_agent.http.parsing.answer import ContentStops
 from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
-from edge_agent.http.responses import prompt_end
+from edge_agent.http.responses import parser_of, prompt_end
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Options
@@ -25,7 +26,7 @@ async def start_texts(
     """Return a stream for each choice of each prompt, the target, and the text that goes before each choice."""
     body.refuse_unsupported()
     _check_choices(body, len(body.prompts), settings)
-    streams = await _streams(client, body, body.prompts, *text_grammar(body))
+    streams = await _streams(client, body, body.prompts, *await asyncio.to_thread(text_grammar, body))
     bundle = await bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
     return streams, bundle, [echo for echo in echoes for _ in range(body.choices)]
@@ -41,12 +42,15 @@ async def start_chat(
     bundle = await bundle_of(client, body.model)
     source = bundle.template.source if bundle.template is not None else ""
     form = AnswerFormat.of(source, settings.serve_answer_format)
-    ids, tokenizer = stream.prompt_token_ids, bundle.tokenizer
+    ids, tokenizer, end = stream.prompt_token_ids, bundle.tokenizer, prompt_end(stream, bundle)
     special = {tokenizer.table[token].decode(errors="replace"): token for token in tokenizer.special}
-    grammar, field = chat_grammar(body, form, source, special, prompt_end(stream, bundle))
+    grammar, field = await asyncio.to_thread(chat_grammar, body, form, special, end)
     streams = await _streams(client, body, [ids], grammar, field)
     for stream in streams:
-        stream.show_special(form.markers(calls=bool(body.usable_tools)))
+        parser = parser_of(body, form, end)
+        stream.read_as(
+            form.markers(special, calls=bool(body.usable_tools)), ContentStops(parser) if body.stops else None
+        )
     return streams, bundle, form
 
 

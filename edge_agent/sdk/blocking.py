@@ -19,6 +19,7 @@ from edge_agent.sdk.generation import CompletionStream, ItemStream
 from edge_agent.sdk.skeleton import SkeletonStream
 from edge_agent.sdk.types import Chunk, Completion, Skeleton, SkeletonPoint
 from edge_agent.session.statistics import Statistics
+from edge_agent.target.detokenizer import StopScanner
 from outrider.core.errors import BadRequest
 
 _A = TypeVar("_A")
@@ -138,9 +139,12 @@ class BlockingStream(_BlockingIterator[Chunk]):
         """Return the output so far; its `finish_reason` is "cancelled" if the output had not ended."""
         return self._stream.completion
 
-    def show_special(self, texts: Collection[str]) -> None:
-        """Make special tokens with these texts part of the text. Call it before the first chunk is taken."""
-        self._stream.show_special(texts)
+    def read_as(self, texts: Collection[str], stops: StopScanner | None = None) -> None:
+        """Make special tokens with these texts part of the text. Call it before the first chunk is taken.
+
+        stops: finds where the output ends, in place of the request's stop texts.
+        """
+        self._stream.read_as(texts, stops)
 
     def drain(self) -> Completion:
         """Run to the end, and return the completion. Raises the error of a request that no verifier could finish."""

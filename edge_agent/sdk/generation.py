@@ -16,7 +16,7 @@ from edge_agent.sdk.sessions import DeliverySource, Sessions
 from edge_agent.sdk.types import Chunk, Completion, FinishReason, Timeout
 from edge_agent.session.statistics import Statistics, Usage
 from edge_agent.target.bundle import TargetBundle
-from edge_agent.target.detokenizer import TextAssembler
+from edge_agent.target.detokenizer import StopScanner, TextAssembler
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import InternalError, OutriderError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
@@ -129,19 +129,22 @@ class CompletionStream(ItemStream[Chunk]):
         self._request = request
         self._deadline = deadline
         self.statistics = Statistics(rule=request.sampling.rule)
-        self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
+        self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, StopScanner(request.stop))
         self._message = request.message(prompt, bundle.description)
         self._session = self._new_session()
         self._finish_reason: FinishReason | None = None
         self._is_offline = False
         """Whether the draft model writes without a verifier."""
 
-    def show_special(self, texts: Collection[str]) -> None:
-        """Make special tokens with these texts part of the text. Call it before the first chunk is taken."""
+    def read_as(self, texts: Collection[str], stops: StopScanner | None = None) -> None:
+        """Make special tokens with these texts part of the text. Call it before the first chunk is taken.
+
+        stops: finds where the output ends, in place of the request's stop texts.
+        """
         tokenizer = self._bundle.tokenizer
         names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
         silent = frozenset(token for token, name in names.items() if name not in texts)
-        self._text = TextAssembler(tokenizer.table, silent, self._request.stop)
+        self._text = TextAssembler(tokenizer.table, silent, stops or StopScanner(self._request.stop))
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:

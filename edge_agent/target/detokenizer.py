@@ -64,9 +64,9 @@ def overlap(text: str, stop: str) -> int:
 class TextAssembler:
     """Makes the text of one request out of its deliveries."""
 
-    def __init__(self, table: Sequence[bytes], special: Collection[int], stops: Sequence[str]) -> None:
+    def __init__(self, table: Sequence[bytes], special: Collection[int], stops: StopScanner) -> None:
         self._detokenizer = Detokenizer(table, special)
-        self._scanner = StopScanner(stops)
+        self._scanner = stops
 
     def feed(self, tokens: Sequence[int], *, last: bool) -> tuple[str, int, bool]:
         """Return the text of one delivery, how many of its tokens count, and whether a stop string has ended the text.

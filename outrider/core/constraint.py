@@ -198,7 +198,7 @@ class GrammarState:
         """Raise BadRequest if the grammar forbids the sequence, or exceeds its limits."""
         if self._matcher.is_error():
             self._failed()
-            raise BadRequest(f"the grammar cannot be followed: {_problem(self._matcher)}", field="grammar")
+            raise BadRequest(f"the grammar cannot be followed: {_problem(self._matcher.get_error())}", field="grammar")
 
     def _go(self, path: Sequence[int]) -> None:
         """Bring the matcher to a path."""
@@ -277,7 +277,7 @@ class Grammars:
             lambda: LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
         )
         if matcher.is_error():
-            raise BadRequest(f"the grammar is refused: {_problem(matcher)}", field="grammar")
+            raise BadRequest(f"the grammar is refused: {_problem(matcher.get_error())}", field="grammar")
         beginning = GrammarState(matcher.deep_copy(), self.tokenizer)
         beginning.mask([])  # first, since it lets other threads run, and does most of the other's work
         beginning.forced([])
@@ -292,6 +292,20 @@ def grammars_of(tokenizer: Path, vocabulary: int, eos_token_ids: tuple[int, ...]
     except (OSError, UnicodeDecodeError) as error:
         raise ModelRefused(f"{tokenizer} cannot be read: {error}") from error
     return Grammars(text, vocabulary, eos_token_ids)
+
+
+def grammar_warnings(grammar: str) -> list[str]:
+    """Return what a compiler ignores in a grammar with lenient schemas. Raises BadRequest for one that it refuses."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    check_grammar(grammar)
+    limits = LLParserLimits(**_LIMITS)
+    refused, messages = _with_deep_stack(
+        lambda: LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(grammar), limits=limits)
+    )
+    if refused:
+        raise BadRequest(f"the grammar is refused: {_problem(messages[0])}", field="grammar")
+    return [_first_line(message) for message in messages]
 
 
 def _with_deep_stack(build: Callable[[], T]) -> T:
@@ -321,9 +335,8 @@ def _with_deep_stack(build: Callable[[], T]) -> T:
         ) from None
 
 
-def _problem(matcher: LLMatcher) -> str:
-    """Return what a matcher says is wrong: the place, and the reason, which stands lines below if it is a regex's."""
-    message = matcher.get_error()
+def _problem(message: str) -> str:
+    """Return what a library's message says is wrong: the place, and the reason, lines below if it is a regex's."""
     if message.startswith("NoExtensionBias"):
         return "it has a place at which nothing may follow, and the text may not end"
     reason = re.search(r"^error: .*", message, re.MULTILINE)

@@ -10,7 +10,8 @@ import pytest
 from small_pair import TOKENIZER
 
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
-from edge_agent.http.parsing.formats import AnswerFormat, AnswerParser
+from edge_agent.http.parsing.answer import AnswerParser
+from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest
 from outrider.core.constraint import Grammars, grammars_of
 
@@ -25,6 +26,16 @@ MARKERS = (
     ),
     *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|return|>", "<|python_tag|>"),
     *("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"),
+    *(
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<arg_value>",
+        "</arg_value>",
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+    ),
+    "｜DSML｜",
 )
 WEATHER = {
     "type": "object",
@@ -57,6 +68,33 @@ CALLS: dict[str, tuple[str, str, str]] = {
     "deepseek with bare arguments": (
         "<think></think>",
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{AT}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+    "qwen3-coder": (
+        "<think></think>",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>",
+        "\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    ),
+    "glm": (
+        "",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n</tool_call>",
+        "\n<tool_call>now\n</tool_call>",
+    ),
+    "minimax": (
+        "<think></think>",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Köln</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        "",
+    ),
+    "gemma": (
+        "<|tool_call>",
+        '<|tool_call>call:weather{city:<|"|>Köln<|"|>}<tool_call|>',
+        "<|tool_call>call:now{}<tool_call|>",
+    ),
+    "deepseek with marks around parameters": (
+        "function_calls>",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Köln'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         "",
     ),
     "harmony": ("", f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{AT}", ""),
@@ -112,7 +150,7 @@ def grammar_of(
 ) -> tuple[str, AnswerFormat]:
     form = AnswerFormat.of(template, name.split()[0])
     body = ChatCompletionRequest(messages=[], **{"tools": TOOLS, **wishes})
-    return chat_grammar(body, form, template, special, prompt)[0], form
+    return chat_grammar(body, form, special, prompt)[0], form
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -138,7 +176,7 @@ def test_calls_follow_their_schemas(request: pytest.FixtureRequest, name: str, k
         assert accepts(known, grammar, free) is other
         assert accepts(known, grammar, json_text) is ("response_format" in wishes or (other and name not in BARE))
         assert not accepts(known, grammar, final + '{"b": 5}') or (other and name not in BARE)
-        parser = AnswerParser(form, ["weather", "now"])
+        parser = AnswerParser(form, {"weather": WEATHER, "now": None})
         told = [*parser.feed(call), *parser.end()]
         assert [delta.name for delta in told if delta.name] == ["weather"]
         assert json.loads("".join(delta.text for delta in told if delta.kind == "tool_call")) == {"city": "Köln"}
@@ -217,3 +255,91 @@ def test_an_object_has_only_the_properties_that_its_schema_lists_unless_it_says_
         grammar, _ = grammar_of("hermes", "", {}, tools=[tool], tool_choice="required")
         call = f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>'
         assert accepts(plain, grammar, call) is accepted
+
+
+FORECAST = {
+    "type": "object",
+    "properties": {
+        "note": {"type": "string", "maxLength": 8},
+        "city": {"$ref": "#/$defs/city"},
+        "days": {"type": "integer", "maximum": 9},
+        "kind": {"enum": ["now", "later"]},
+        "at": {
+            "type": "object",
+            "properties": {"lat": {"type": "number"}, "tags": {"type": "array", "items": {"type": "string"}}},
+        },
+    },
+    "required": ["city", "kind"],
+    "$defs": {"city": {"type": "string"}},
+}
+MARKED = {
+    "qwen3-coder": (
+        "<tool_call>\n<function=forecast>\n",
+        "<parameter={}>\n{}\n</parameter>\n",
+        "</function>\n</tool_call>",
+    ),
+    "glm": ("<tool_call>forecast\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "</tool_call>"),
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "marked"])
+@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ({"city": "Köln\n<b>", "kind": "now"}, True),
+        ({"city": "Köln", "kind": "later", "note": "wet", "days": 3, "at": {"lat": 5.5, "tags": ["a"]}}, True),
+        ({"city": "Köln", "kind": "soon"}, False),
+        ({"city": "Köln"}, False),
+        ({"city": "Köln", "kind": "now", "days": 12}, False),
+        ({"city": "Köln", "kind": "now", "note": "far too long"}, False),
+        ({"city": "Köln", "kind": "now", "other": "x"}, False),
+    ],
+)
+def test_parameters_between_marks_follow_their_schema_and_are_read_as_what_they_are(
+    request: pytest.FixtureRequest, name: str, kind: str, given: dict[str, Any], accepted: bool
+) -> None:
+    known = request.getfixturevalue(kind)
+    tools = [{"type": "function", "function": {"name": "forecast", "parameters": FORECAST}}]
+    grammar, form = grammar_of(name, "", known[1], tools=tools, tool_choice="required")
+    begin, pair, end = MARKED[name]
+    text = begin + "".join(pair.format(k, v if isinstance(v, str) else json.dumps(v)) for k, v in given.items()) + end
+    assert accepts(known, grammar, text) is accepted
+    parser = AnswerParser(form, {"forecast": FORECAST})
+    assert json.loads("".join(delta.text for delta in (*parser.feed(text), *parser.end()))) == given
+
+
+@pytest.mark.parametrize("kind", ["plain", "marked"])
+@pytest.mark.parametrize(
+    ("arguments", "accepted"),
+    [
+        ('{city:<|"|>Köln<|"|>,kind:<|"|>now<|"|>}', True),
+        ('{city:<|"|>K<|"|>,kind:<|"|>now<|"|>,days:3,at:{lat:5.5,tags:[<|"|>a<|"|>,<|"|>b<|"|>]}}', True),
+        ('{city:<|"|>Köln<|"|>,kind:<|"|>soon<|"|>}', False),
+        ('{city:<|"|>Köln<|"|>}', False),
+        ('{city:Köln,kind:<|"|>now<|"|>}', False),
+        ('{city:<|"|>K<|"|>,kind:<|"|>now<|"|>,at:{lat:<|"|>5<|"|>}}', False),
+    ],
+)
+def test_an_object_with_bare_keys_follows_its_schema(
+    request: pytest.FixtureRequest, kind: str, arguments: str, accepted: bool
+) -> None:
+    known = request.getfixturevalue(kind)
+    tools = [{"type": "function", "function": {"name": "forecast", "parameters": FORECAST}}]
+    grammar, _ = grammar_of("gemma", "<|tool_call>", known[1], tools=tools, tool_choice="required")
+    assert accepts(known, grammar, f"<|tool_call>call:forecast{arguments}<tool_call|>") is accepted
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "glm", "gemma"])
+def test_a_function_that_takes_any_object_takes_any_member(
+    plain: tuple[Grammars, Mapping[str, int]], name: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    grammar, _ = grammar_of(name, "<|tool_call>", {}, tools=tools, tool_choice="required")
+    call = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>',
+        "qwen3-coder": "<tool_call>\n<function=f>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
+        "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",
+        "gemma": "<|tool_call>call:f{a:[1],b:{c:true}}<tool_call|>",
+    }[name]
+    assert accepts(plain, grammar, call)

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_agent.http.parsing.formats import TOOL_FORMATS, AnswerFormat, AnswerParser, ToolFormat
+from edge_agent.http.parsing.answer import AnswerParser
+from edge_agent.http.parsing.formats import TOOL_FORMATS, AnswerFormat, ToolFormat
 from edge_agent.http.parsing.reader import Delta
 
 TOOLS = ("weather", "add")
+SCHEMAS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"$ref": "#/$defs/count"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "rain": {"type": ["boolean", "null"]},
+            "at": {"type": "object"},
+            "p": {"type": "number"},
+            "kind": {"enum": ["1", "two"]},
+        },
+        "$defs": {"count": {"type": "integer"}},
+    }
+}
 THINK = ("<think>", "</think>")
 Parsed = tuple[list[tuple[str, int, str, str]], bool]
 """(kind, index of the call, function's name, text) of each run of deltas, and whether the last call is unfinished."""
@@ -26,8 +44,10 @@ def parsed(
     reasoning: tuple[str, str] | None = THINK,
     names: Sequence[str] = TOOLS,
     prompt: str = "",
+    stops: Sequence[str] = (),
 ) -> Parsed:
-    parser, runs = AnswerParser(AnswerFormat(tools, reasoning), names, prompt), list[tuple[str, int, str, str]]()
+    parser = AnswerParser(AnswerFormat(tools, reasoning), {name: SCHEMAS.get(name) for name in names}, prompt, stops)
+    runs = list[tuple[str, int, str, str]]()
 
     def add(deltas: list[Delta]) -> None:
         for delta in deltas:
@@ -61,6 +81,22 @@ CALL = f'{{"name": "weather", "arguments": {WEATHER}}}'
 ADD = '{"name": "add", "parameters": {}}'
 BEGIN, END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+QWEN3_CODER = (
+    '<tool_call>\n<function=weather>\n<parameter=city>\nKöln "}\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
+    "</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>"
+)
+INVOKE = (
+    '<invoke name="weather">\n<parameter name="city">Köln</parameter>\n<parameter name="days">3</parameter>\n</invoke>'
+)
+DSML = (
+    '<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">3</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>'
+)
+COLOGNE = [called(0, "weather", '{"city": "Köln", "days": 3}'), called(1, "add", "{}")]
 BOTH = [called(0, "weather", WEATHER), called(1, "add", "{}")]
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 
@@ -90,6 +126,27 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
          [reasoned("Hm."), content("Yes.")]),
         ("json", f"\n[{CALL}, {ADD}]\n", BOTH),
         *((name, f"[{CALL}, {ADD}]", BOTH) for name in ("hermes", "llama3", "mistral", "deepseek")),
+        ("qwen3-coder", f"Hm.\n{QWEN3_CODER}\n<tool_call>\n<function=add>\n</function>\n</tool_call>",
+         [content("Hm.\n"), called(0, "weather", '{"city": "Köln \\"}\\n", "days": 3}'), called(1, "add", "{}")]),
+        ("qwen3-coder", QWEN3_CODER[len("<tool_call>\n"):].replace("\n</parameter>", "</parameter>"),
+         [called(0, "weather", '{"city": "Köln \\"}", "days": 3}')]),
+        ("hermes", GLM, COLOGNE[:1]),
+        ("glm", f"<think>x</think>{GLM}\n<tool_call>add\n</tool_call>", [reasoned("x"), *COLOGNE]),
+        ("glm", GLM.replace("\n", ""), COLOGNE[:1]),
+        ("minimax", f'<minimax:tool_call>\n{INVOKE}\n<invoke name="add">\n</invoke>\n</minimax:tool_call>', COLOGNE),
+        ("minimax", INVOKE, COLOGNE[:1]),
+        *((
+            "deepseek",
+            f"Hm.<｜DSML｜{name}>\n{DSML}\n</｜DSML｜{name}>",
+            [content("Hm."), called(0, "weather", '{"city": "3", "days": 3}')],
+        ) for name in ("function_calls", "tool_calls")),
+        ("gemma", 'Hm.<|tool_call>call:weather{city:<|"|>K{ö"ln<|"|>,days:3,at:{x:[1,true,<|"|>b<|"|>]}}<tool_call|>'
+         "<|tool_call>call:add{}<tool_call|>",
+         [content("Hm."), called(0, "weather", '{"city": "K{ö\\"ln", "days": 3, "at": {"x": [1, true, "b"]}}'),
+          called(1, "add", "{}")]),
+        ("gemma", "<start_function_call>call:weather{city:<escape>Köln<escape>,days:3}<end_function_call>",
+         COLOGNE[:1]),
+        ("hermes", f"<tool_call>\n{{{CALL}}}\n</tool_call>", BOTH[:1]),
         ("json", CALL, BOTH[:1]),
         ("json", '{"name": "add", "arguments": null}', [called(0, "add", "{}")]),
         ("json", '{"name": "add", "arguments": "{\\"a\\": 1}"}', [called(0, "add", '{"a": 1}')]),
@@ -109,6 +166,10 @@ def test_calls_of_each_family_are_recognised(
         ("hermes", '<tool_call>{"name": "add", "arguments": 5}</tool_call>'),
         ("hermes", f'<tool_call>{{"name": "{"x" * 200}", "arguments": {{}}}}'),
         ("hermes", f"<tool_call>{' ' * 1000}{CALL}"),
+        ("hermes", "<tool_call>nobody</tool_call> <function=add or <tool_call>add, then"),
+        ("glm", "<tool_call>weather is a tool</tool_call>"),
+        ("minimax", '<invoke name="weather"> runs it'),
+        ("gemma", "<|tool_call>call: nobody"),
         ("llama3", '{"name": "Bob", "parameters": {}} and <|python_tag|>print(1)'),
         ("mistral", "[TOOL_CALLS] of [TOOL_CALLS][1, 2] and [TOOL"),
         ("deepseek", f"{ALL}{BEGIN}function{SEPARATOR}add\n```python\n"),
@@ -129,6 +190,10 @@ def test_what_only_looks_like_a_call_is_content(tools: ToolFormat, text: str) ->
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": "', [called(0, "add", '{"a": "')]),
         ("deepseek", f"{ALL}{BEGIN}add{SEPARATOR}{{", [called(0, "add", "{")]),
         ("harmony", "<|channel|>commentary to=functions.add<|message|>{", [called(0, "add", "{")]),
+        ("qwen3-coder", QWEN3_CODER[:QWEN3_CODER.index('ln "')], [called(0, "weather", '{"city": "Kö')]),
+        ("glm", GLM[:GLM.index("3</arg")], [called(0, "weather", '{"city": "Köln", "days": ')]),
+        ("minimax", INVOKE[:INVOKE.index("ameter name=\"days")], [called(0, "weather", '{"city": "Köln"')]),
+        ("gemma", '<|tool_call>call:weather{city:<|"|>Köln<|', [called(0, "weather", '{"city": "Köln<|')]),
         ("json", f'{CALL}, {{"name": "add", "arguments": {{"a"', [BOTH[0], called(1, "add", '{"a"')]),
     ],
 )  # fmt: skip
@@ -138,8 +203,59 @@ def test_a_call_that_breaks_off_is_reported_as_unfinished(
     assert parsed(tools, [text]) == parsed(tools, text) == (expected, True)
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("city", "3", "3"),
+        ("city", '"Ulm"', '"Ulm"'),
+        ("city", " two\nlines\n", " two\nlines\n"),
+        ("days", "3", 3),
+        ("days", "three", "three"),
+        ("days", "3.5", "3.5"),
+        ("p", "0.5", 0.5),
+        ("p", "3", 3),
+        ("p", "NaN", "NaN"),
+        ("note", "null", None),
+        ("note", "3", "3"),
+        ("rain", "true", True),
+        ("rain", "False", False),
+        ("rain", "None", None),
+        ("at", '{"x": [1, {"y": null}]}', {"x": [1, {"y": None}]}),
+        ("at", "[1]", "[1]"),
+        ("kind", "1", "1"),
+        ("unknown", "3", 3),
+        ("unknown", "x", "x"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("tools", "written"),
+    [
+        ("qwen3-coder", "<function=weather>\n<parameter={}>\n{}\n</parameter>\n</function>"),
+        ("glm", "<tool_call>weather\n<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"),
+        ("minimax", '<invoke name="weather">\n<parameter name="{}">{}</parameter>\n</invoke>'),
+    ],
+)
+def test_a_value_has_the_type_that_the_schema_gives_it(
+    tools: ToolFormat, written: str, key: str, text: str, value: object
+) -> None:
+    (run,), unfinished = parsed(tools, [written.format(key, text)])
+    assert json.loads(run[3]) == {key: value} and not unfinished
+
+
+THOUGHT = "<think>\nI think four.\n\nYes.\n</think>\n\n"
+
+
+@pytest.mark.parametrize("stop", ["four", "\n\n", "think", "</think>", "Köln", "arguments", ". M", "More.x"])
+def test_a_stop_is_looked_for_in_the_content_alone(stop: str) -> None:
+    text = f"{THOUGHT}It is 4, four. More.<tool_call>\n{CALL}\n</tool_call>"
+    said = "It is 4, four. More."
+    rest = [content(said.split(stop)[0]), *(BOTH[:1] if stop not in said else [])]
+    expected = [reasoned("I think four.\n\nYes.\n"), *rest], False
+    assert parsed("hermes", [text], stops=[stop]) == parsed("hermes", text, stops=[stop]) == expected
+
+
 def test_text_is_passed_on_at_once_unless_it_may_begin_a_marker() -> None:
-    parser = AnswerParser(AnswerFormat("hermes", THINK), TOOLS)
+    parser = AnswerParser(AnswerFormat("hermes", THINK), dict.fromkeys(TOOLS))
     assert parser.feed("Hello <") == [Delta("content", "Hello ")]
     assert parser.feed("b> <tool") == [Delta("content", "<b> ")]
     assert parser.feed("s> x") == [Delta("content", "<tools> x")]
@@ -147,10 +263,10 @@ def test_text_is_passed_on_at_once_unless_it_may_begin_a_marker() -> None:
     assert parser.feed('": 1') == [Delta("tool_call", '": 1', 0)]
     assert parser.feed("}}</tool_call>") == [Delta("tool_call", "}", 0)]
     assert parser.end() == []
-    parser = AnswerParser(AnswerFormat("json", None), TOOLS)
+    parser = AnswerParser(AnswerFormat("json", None), dict.fromkeys(TOOLS))
     assert parser.feed('{"name": "add"') == []
-    assert parser.feed(', "b') == []
-    assert parser.feed('"') == [Delta("content", '{"name": "add", "b"')]
+    assert parser.feed(', "a') == []
+    assert parser.feed("b") == [Delta("content", '{"name": "add", "ab')]
 
 
 PARTS = [
@@ -167,6 +283,9 @@ PARTS = [
         " to=functions.add ",
     ),
     *(CALL, ADD, WEATHER, "{", "}", "[", "]", '"', "\\", ":", ",", ";", " ", "\n", "add", "weather", "function", "id9"),
+    *("<function=", "weather>", "<parameter=", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>"),
+    *("</arg_value>", "<minimax:tool_call>", '<invoke name="', '">', "</invoke>", '<parameter name="city', "call:add{"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<start_function_call>", "<escape>", QWEN3_CODER, GLM, INVOKE, DSML),
     *('"name": "add"', '"arguments": ', '"parameters": {', '"type": "function"', "null", "é🙂", "\u2581", "<", "｜"),
 ]
 TEXTS = st.lists(
@@ -186,14 +305,23 @@ def test_every_split_of_a_stream_says_what_the_whole_says(
 ) -> None:
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
-    whole = parsed(tools, [text], prompt=prompt)
-    assert parsed(tools, pieces, prompt=prompt) == whole
-    assert parsed(tools, text, prompt=prompt) == whole
+    whole = parsed(tools, [text], prompt=prompt, stops=["id9", "\n<"])
+    assert parsed(tools, pieces, prompt=prompt, stops=["id9", "\n<"]) == whole
+    assert parsed(tools, text, prompt=prompt, stops=["id9", "\n<"]) == whole
 
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS)
 @pytest.mark.parametrize(
-    "unit", ["<tool_call>{", '{"arguments": {"', "[TOOL_CALLS][", f"{ALL}{BEGIN}x", "<|start|>x", "<"]
+    "unit",
+    [
+        "<function=x>\n<parameter=",
+        "<tool_call>{",
+        '{"arguments": {"',
+        "[TOOL_CALLS][",
+        f"{ALL}{BEGIN}x",
+        "<|start|>x",
+        "<",
+    ],
 )
 def test_no_text_takes_long_to_read(tools: ToolFormat, unit: str) -> None:
     text, begun = unit * 800, time.process_time()
@@ -202,3 +330,25 @@ def test_no_text_takes_long_to_read(tools: ToolFormat, unit: str) -> None:
 
 
 # --- the choice of a format
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "call"),
+    [
+        ("<tool_call>\n<function=example>\n<parameter=a>", "qwen3-coder", "<function="),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", "glm", ""),
+        ("{% set begin = '<minimax:tool_call>' %}", "minimax", '<invoke name="'),
+        ("'<|tool_call>call:' + name", "gemma", "call:"),
+        ("<start_function_call>", "gemma", "call:"),
+        ("<tool_call>\n{{ call | tojson }}\n</tool_call>", "hermes", ""),
+        ("{% set dsml = '｜DSML｜' %}<{{ dsml }}tool_calls>", "deepseek", '<｜DSML｜invoke name="'),
+        ("<｜tool▁calls▁begin｜>", "deepseek", BEGIN),
+        ("[TOOL_CALLS]name[ARGS]", "mistral", ""),
+        ("<|im_start|>", "json", ""),
+    ],
+)
+def test_the_template_tells_the_format(template: str, tools: ToolFormat, call: str) -> None:
+    form = AnswerFormat.of(template)
+    assert (form.tools, form.call.before_name) == (tools, call)
+    assert AnswerFormat.of(template, "hermes").tools == "hermes"
+    assert AnswerFormat.of(template, "none").tools is None

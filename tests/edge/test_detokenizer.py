@@ -20,7 +20,7 @@ def test_text_in_pieces_is_the_text_as_a_whole_whatever_the_chunks() -> None:
     text = "naïve 日本語 🙂🏽 \r\n\t end"
     rng = random.Random(5)
     for _ in range(200):
-        assembler, tokens, out = TextAssembler(BYTES, (), ()), list(text.encode()), ""
+        assembler, tokens, out = TextAssembler(BYTES, (), StopScanner(())), list(text.encode()), ""
         while tokens:
             size = rng.randint(1, 5)
             chunk, tokens = tokens[:size], tokens[size:]
@@ -49,7 +49,7 @@ def test_any_chunking_finds_the_same_stop() -> None:
 
 
 def test_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
-    assembler = TextAssembler(BYTES, (), ["##"])
+    assembler = TextAssembler(BYTES, (), StopScanner(["##"]))
     assert assembler.feed(list(b"ab#"), last=False) == ("ab", 3, False)
     assert assembler.feed(list(b"#xyz"), last=False) == ("", 1, True)
 

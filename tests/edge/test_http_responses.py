@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 from response_events import checked
-from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
+from saying import ARGUMENTS, CALL, TEXT, WEATHER, Says, prompt_of
 
 from outrider.core.errors import Overloaded
 
@@ -82,15 +82,46 @@ async def test_tools_that_are_no_functions_are_ignored_with_a_warning(says: Says
         TOOL,
         {"type": "local_shell"},
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
-        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "weather"}]},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "web_search"}]},
     ]
     async with says(TEXT) as (openai, verifier):
         response = await openai.responses.create(model="", input="x", tools=tools, tool_choice="auto")
-        assert [warning.split()[0] for warning in response.warnings] == ["tools[0]", "tools[2]", "tools[3]", "tools[4]"]  # type: ignore[attr-defined]
+        assert [warning.split()[0] for warning in response.warnings] == [
+            *(f"tools[{i}]" for i in (0, 2, 3)),
+            "tools[4].tools[0]",
+        ]  # type: ignore[attr-defined]
         assert [tool.name for tool in response.tools if tool.type == "function"] == ["weather"]
-        assert len(response.tools) == 1 and "apply_patch" not in prompt_of(verifier)
+        assert len(response.tools) == 2 and "apply_patch" not in prompt_of(verifier)
         _, response = await streamed(openai, input="x", tools=tools[:1])  # type: ignore[assignment]
         assert "'web_search'" in response["warnings"][0] and response["tools"] == []  # type: ignore[index]
+
+
+NAMESPACE: dict[str, Any] = {
+    "type": "namespace",
+    "name": "mcp__sky",
+    "description": "What is above.",
+    "tools": [{"name": "weather", **{key: value for key, value in TOOL.items() if key != "name"}}],
+}
+
+
+@pytest.mark.parametrize(
+    "choice", ["auto", "required", {"type": "function", "name": "weather", "namespace": "mcp__sky"}]
+)
+async def test_functions_of_a_namespace_are_called_by_their_own_names(says: Says, choice: Any) -> None:
+    async with says(CALL.replace('"weather"', '"mcp__sky__weather"')) as (openai, verifier):
+        asked: dict[str, Any] = {"tools": [NAMESPACE], "tool_choice": choice, "parallel_tool_calls": False}
+        response = await openai.responses.create(model="", input="x", **asked)
+        call = response.output[0].to_dict()
+        assert (call["name"], call["namespace"], call["arguments"]) == ("weather", "mcp__sky", ARGUMENTS)
+        assert response.warnings == [] and "mcp__sky__weather" in prompt_of(verifier)  # type: ignore[attr-defined]
+        grammar = verifier.opens[-1].attach.sampling.grammar
+        assert ("mcp__sky__weather" in grammar) == (choice != "auto")
+        _, streamed_response = await streamed(openai, input="x", **asked)
+        assert streamed_response["output"][0]["namespace"] == "mcp__sky"
+        items: list[Any] = [{"role": "user", "content": "x"}, call]
+        items.append({"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"})
+        await openai.responses.create(model="", input=items, **asked)
+        assert '{"name": "mcp__sky__weather", "arguments"' in prompt_of(verifier)
 
 
 async def test_what_is_wrong_or_not_supported_is_refused_by_name(url: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, omit
-from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
+from saying import ARGUMENTS, CALL, QWEN, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
 from edge_agent.target.tokenizer import TargetTokenizer
@@ -58,7 +58,7 @@ async def test_calls_and_reasoning_are_told_apart_from_the_content(says: Says) -
         choice = await whole(openai)
         message = choice.message
         assert choice.finish_reason == "tool_calls" and message.content == "Let me see. "
-        assert message.reasoning_content == message.reasoning == "Köln, hm.\n"
+        assert message.reasoning_content == "Köln, hm.\n" and not hasattr(message, "reasoning")
         assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
             ("weather", ARGUMENTS)
         ] * 2
@@ -66,7 +66,79 @@ async def test_calls_and_reasoning_are_told_apart_from_the_content(says: Says) -
         said, reason = await streamed(openai)
         assert reason == "tool_calls" and [call[1:] for call in said["calls"]] == [["weather", ARGUMENTS]] * 2
         assert said["content"] == message.content
-        assert said["reasoning"] == said["reasoning_content"] == message.reasoning
+        assert said["reasoning_content"] == message.reasoning_content and not said["reasoning"]
+        said, _ = await streamed(openai, extra_body={"reasoning_format": "parsed"})
+        assert said["reasoning"] == message.reasoning_content and not said["reasoning_content"]
+
+
+QWEN3_CODER = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+async def test_parameters_between_marks_become_json_by_the_schema_and_a_call_can_be_required(says: Says) -> None:
+    forecast = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": forecast}}]
+    async with says(QWEN3_CODER, QWEN + "{# <function= #}") as (openai, verifier):
+        choice = await whole(openai, tools=tools)
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert choice.message.tool_calls[0].function.arguments == '{"city": "Köln", "days": 3}'
+        said, reason = await streamed(openai, tools=tools, tool_choice="required")
+        assert reason == "tool_calls" and said["calls"][0][1:] == ["weather", '{"city": "Köln", "days": 3}']
+        assert "<function=weather>" in verifier.opens[-1].attach.sampling.grammar
+
+
+@pytest.mark.parametrize(
+    ("stop", "content"),
+    [("four", "It is 4, "), ("Köln", None)],
+)
+async def test_a_stop_ends_the_content_and_leaves_reasoning_and_calls_whole(
+    says: Says, stop: str, content: str | None
+) -> None:
+    said = CALL if content is None else "It is 4, four. " + CALL
+    async with says(f"<think>\nI think four.\n\nKöln.\n</think>\n\n{said}") as (openai, _):
+        choice = await whole(openai, stop=stop)
+        assert choice.message.content == content and choice.message.reasoning_content == "I think four.\n\nKöln.\n"
+        assert choice.finish_reason == ("stop" if stop == "four" else "tool_calls")
+        assert stop == "four" or choice.message.tool_calls[0].function.arguments == ARGUMENTS
+        streamed_said, reason = await streamed(openai, stop=stop)
+        assert (streamed_said["content"] or None, reason) == (content, choice.finish_reason)
+        assert streamed_said["reasoning_content"] == choice.message.reasoning_content
+        function: Any = {"type": "function", **WEATHER["function"]}
+        response = await openai.responses.create(model="", input="x", tools=[function], extra_body={"stop": stop})
+        assert response.output_text == (content or "")
+
+
+LOOKING_AHEAD = {"type": "object", "properties": {"city": {"type": "string", "pattern": "^(?=K).*$"}}}
+
+
+async def test_what_a_schema_cannot_be_followed_in_is_ignored_and_named(says: Says) -> None:
+    async with says('{"city": "Köln"}') as (openai, verifier):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": LOOKING_AHEAD, "strict": False}}
+        asked = {"model": "", "messages": ASKED, "response_format": form, "max_tokens": 4}
+        raw = await openai.chat.completions.with_raw_response.create(**asked)
+        assert "pattern" in raw.headers["x-outrider-ignored"] and "look-ahead" in raw.parse().warnings[0]
+        grammar = verifier.opens[-1].attach.sampling.grammar
+        assert "city" in grammar and "(?=K)" not in grammar
+        form["json_schema"]["strict"] = True
+        with pytest.raises(BadRequestError, match="look-ahead"):
+            await openai.chat.completions.create(**asked)
+
+
+async def test_a_function_whose_schema_cannot_be_followed_is_named_and_spoils_no_other(says: Says) -> None:
+    tools = [WEATHER, tool(parameters=LOOKING_AHEAD), {"type": "function", "function": {"name": "g", "parameters": {
+        "type": "object", "properties": {"a": {"$ref": "https://elsewhere.example/a"}}}}}]  # fmt: skip
+    async with says(CALL) as (openai, verifier):
+        asked = {"model": "", "messages": ASKED, "tools": tools, "tool_choice": "required", "max_tokens": 4}
+        raw = await openai.chat.completions.with_raw_response.create(**asked, stream=True)
+        assert "f: 'pattern'" in raw.headers["x-outrider-ignored"] and "g: '$ref'" in raw.headers["x-outrider-ignored"]
+        grammar = verifier.opens[-1].attach.sampling.grammar
+        assert all(text in grammar for text in ('"weather', "city", '"f', '"g'))
+        tools[1]["function"]["strict"] = True
+        with pytest.raises(BadRequestError, match=r"'f'.*look-ahead") as caught:
+            await openai.chat.completions.create(**asked)
+        assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize("more", [{"tools": []}, {"tool_choice": "none"}])

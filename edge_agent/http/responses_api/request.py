@@ -66,6 +66,8 @@ class Item(BaseModel, extra="allow", strict=True):
     summary: Parts | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
+    """Of a call of a function in a tool of type `namespace`."""
     arguments: str | None = None
     output: Parts | None = None
 
@@ -74,6 +76,9 @@ class Tool(BaseModel, extra="allow", strict=True):
     """A tool; what a function has beside its type is checked as a chat's function is."""
 
     type: str
+    name: str | None = None
+    tools: list[Tool] | None = None
+    """Of a namespace: its functions, which a chat knows by the names of both."""
 
 
 class TextOptions(BaseModel, extra="allow", strict=True):
@@ -126,8 +131,8 @@ class ResponseRequest(RequestBody):
     def warnings(self) -> list[str]:
         """Return a sentence on each thing that is ignored although it might have been meant."""
         found = [
-            f"tools[{i}] is ignored: this server calls functions alone, and its type is {tool.type[:40]!r}"
-            for i, tool in enumerate(self.tools or ())
+            f"{place} is ignored: this server calls functions alone, and its type is {tool.type[:40]!r}"
+            for place, _, tool in self._leaves
             if tool.type != "function"
         ]
         if self.truncation == "auto":
@@ -136,9 +141,30 @@ class ResponseRequest(RequestBody):
 
     @property
     def functions(self) -> list[FunctionDefinition]:
-        """Return the functions among the tools. Raises ApiError for one that is none."""
-        tools = [(i, tool.model_extra) for i, tool in enumerate(self.tools or ()) if tool.type == "function"]
-        return [_checked(FunctionDefinition, given or {}, "tools", i) for i, given in tools]
+        """Return the functions among the tools and in namespaces. Raises ApiError for one that is none."""
+        return [
+            _checked(FunctionDefinition, {**(tool.model_extra or {}), **_named(tool.name, namespace)}, place)
+            for place, namespace, tool in self._leaves
+            if tool.type == "function"
+        ]
+
+    @property
+    def _leaves(self) -> list[tuple[str, str | None, Tool]]:
+        """Return the tools, those of namespaces in their places, each with its place and the name of its namespace."""
+        leaves: list[tuple[str, str | None, Tool]] = []
+        for i, tool in enumerate(self.tools or ()):
+            if tool.type == "namespace":
+                leaves += [(f"tools[{i}].tools[{j}]", tool.name, one) for j, one in enumerate(tool.tools or ())]
+            else:
+                leaves.append((f"tools[{i}]", None, tool))
+        return leaves
+
+    def named(self, function: str) -> dict[str, str]:
+        """Return the name of a chat's function as the client knows it, and its namespace if it has one."""
+        for _, namespace, tool in self._leaves:
+            if namespace and _named(tool.name, namespace) == {"name": function}:
+                return {"name": tool.name or "", "namespace": namespace}
+        return {"name": function}
 
     def chat(self, context: Sequence[Item] = ()) -> ChatCompletionRequest:
         """Return the chat that this stands for, after the items of an earlier conversation. Raises ApiError."""
@@ -172,7 +198,8 @@ class ResponseRequest(RequestBody):
         if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
             return None
         tools = choice.get("tools")
-        return {tool["name"] for tool in tools if _names_function(tool)} if isinstance(tools, list) else set()
+        named = [one for one in tools if _names_function(one)] if isinstance(tools, list) else []
+        return {_named(one["name"], one.get("namespace"))["name"] for one in named}
 
     def _choice(self) -> str | dict[str, Any] | None:
         """Return a chat's `tool_choice`. Raises ApiError for a tool that is no function."""
@@ -186,7 +213,7 @@ class ResponseRequest(RequestBody):
             raise unsupported(
                 "tool_choice", f" unless it names a function; its type is {str(choice.get('type'))[:40]!r}"
             )
-        return {"type": "function", "function": {"name": choice["name"]}}
+        return {"type": "function", "function": _named(choice["name"], choice.get("namespace"))}
 
     def _format(self) -> dict[str, Any] | None:
         """Return a chat's `response_format`; None where the text is free."""
@@ -198,6 +225,12 @@ class ResponseRequest(RequestBody):
 
 def _names_function(value: object) -> bool:
     return isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str)
+
+
+def _named(name: str | None, namespace: object) -> dict[str, str]:
+    """Return the name of a chat's function, which has that of its namespace before it; empty if it has none."""
+    before = f"{namespace.removesuffix('__')}__" if isinstance(namespace, str) and namespace else ""
+    return {} if name is None else {"name": before + name}
 
 
 def _checked(model: type[_M], value: object, *place: str | int) -> _M:
@@ -229,7 +262,8 @@ def _messages(instructions: str | None, items: Iterable[tuple[str, Item]]) -> li
                     turn = _turn(messages)
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
-                name, arguments = _present(f"{field}.name", item.name), _present(f"{field}.arguments", item.arguments)
+                name = _named(_present(f"{field}.name", item.name), item.namespace)["name"]
+                arguments = _present(f"{field}.arguments", item.arguments)
                 _add_call(messages, field, _present(f"{field}.call_id", item.call_id), name, arguments)
             case "function_call_output":
                 text, call_id = _text(f"{field}.output", item.output), item.call_id

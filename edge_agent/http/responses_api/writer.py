@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edge_agent.http.errors import ApiError
-from edge_agent.http.parsing.formats import AnswerFormat, AnswerParser
+from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.parsing.reader import Delta, Kind
 from edge_agent.http.requests import ChatCompletionRequest
-from edge_agent.http.responses import about, call_id
+from edge_agent.http.responses import about, call_id, parser_of
 from edge_agent.http.responses_api.request import ResponseRequest
 from edge_agent.sdk.types import Completion
 from edge_agent.target.bundle import TargetBundle
@@ -23,12 +23,14 @@ _TEXT_EVENTS: Mapping[Kind, str] = {
     "reasoning": "response.reasoning_text",
     "tool_call": "response.function_call_arguments",
 }
+_UNSAID = dict.fromkeys(("description", "parameters", "strict"))
+"""What a function may lack, and clients expect."""
 
 
 class OutputItem:
-    """An item of the output whose text grows: a message, reasoning, or a call of a function."""
+    """An item of the output whose text grows: a message, reasoning, or a call of a function, which has this name."""
 
-    def __init__(self, first: Delta, form: AnswerFormat) -> None:
+    def __init__(self, first: Delta, form: AnswerFormat, named: Mapping[str, str]) -> None:
         self.kind = first.kind
         self.pieces: list[str] = []
         self._head: dict[str, Any]
@@ -38,8 +40,8 @@ class OutputItem:
             case "reasoning":
                 self._head = {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": []}
             case "tool_call":
-                call = {"call_id": call_id(form), "name": first.name}
-                self._head = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", **call}
+                self._head = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "call_id": call_id(form)}
+                self._head |= named
 
     @property
     def id(self) -> str:
@@ -77,11 +79,10 @@ class ResponseWriter:
         self._item: OutputItem | None = None
         """The item that grows."""
         self._body = body
+        self._chat = chat
         self._bundle = bundle
         self._form = form
-        self._parser = AnswerParser(form, chat.function_names, prompt)
-        self._omits_calls = False
-        """Whether a call is left out, after the one that the request allows."""
+        self._parser = parser_of(chat, form, prompt)
         self._reasoning: list[str] = []
         self._head = {"id": f"resp_{secrets.token_hex(24)}", "object": "response", "created_at": int(time.time())}
         self._sequence = 0
@@ -104,7 +105,7 @@ class ResponseWriter:
         if self._item is None or (whole and self._item.kind == "reasoning"):
             yield from self._add(Delta("content", ""))
         if self._item is not None and self._item.kind == "tool_call":
-            whole = self._omits_calls or not self._parser.unfinished
+            whole = not self._parser.unfinished
         yield from self._end_item("completed" if whole else "incomplete")
 
     def last(self, response: Mapping[str, Any]) -> Event:
@@ -138,23 +139,24 @@ class ResponseWriter:
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [{"type": "function", **function.model_dump()} for function in body.functions],
+            "tools": [
+                {**(_UNSAID if one.type == "function" else {}), **one.model_dump(exclude_unset=True)}
+                for one in body.tools or ()
+                if one.type in ("function", "namespace")
+            ],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None if completion is None else self._usage(completion),
             "user": body.user,
-            "warnings": body.warnings,
+            "warnings": [*body.warnings, *self._chat.notes],
             **({} if completion is None else {"outrider": about(completion)}),
         }
 
     def _add(self, delta: Delta) -> Iterator[Event]:
         """Yield the events of one delta."""
-        if delta.kind == "tool_call" and delta.index and self._body.parallel_tool_calls is False:
-            self._omits_calls = True
-            return
         if self._item is None or self._item.kind != delta.kind or delta.name:
             yield from self._end_item("completed")
-            yield from self._begin_item(OutputItem(delta, self._form))
+            yield from self._begin_item(OutputItem(delta, self._form, self._body.named(delta.name)))
         if delta.text and self._item is not None:
             self._item.pieces.append(delta.text)
             if delta.kind == "reasoning":
