@@ -128,25 +128,36 @@ class VerifierStore:
 
     async def _renewed(self, target: str, request: pb.ReportRequest, config: CoordinatorConfig) -> list[Any]:
         """Return the reply of report.lua. target: its name."""
-        verifier_id, verifier, sessions = request.verifier_id, request.verifier, request.sessions
-        fields: list[Any] = ["live", verifier.live_sessions, "draining", int(verifier.draining)]
-        fields += ["telemetry", verifier.SerializeToString()]
-        batch = request.tokens_sequence if request.tenant_tokens else 0
-        tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
-        arguments = [verifier_id, request.instance, config.lease_ms, SESSION_MS, RENEW_MS, batch, quotas.USE_MS]
-        epochs, of = [f"{one.epoch:020d}" for one in sessions], [tenants.get(one.tenant, 0) for one in sessions]
-        told = json.dumps([[one.session_id for one in sessions], epochs, of])
-        arguments += [len(fields), len(tenants), *fields, *tenants, told]
+        verifier_id, sessions = request.verifier_id, request.sessions
+        tenants = sorted({one.tenant for one in sessions} - {""})
+        numbers = {name: number for number, name in enumerate(tenants, start=1)}
+        told = {
+            "verifier": verifier_id,
+            "instance": str(request.instance),
+            "live": request.verifier.live_sessions,
+            "draining": int(request.verifier.draining),
+            "lease_ms": config.lease_ms,
+            "session_ms": SESSION_MS,
+            "renew_ms": RENEW_MS,
+            "batch": request.tokens_sequence if request.tenant_tokens else 0,
+            "batch_ms": quotas.USE_MS,
+            "tenants": tenants,
+            "ids": [one.session_id for one in sessions],
+            "epochs": [f"{one.epoch:020d}" for one in sessions],
+            "numbers": [numbers.get(one.tenant, 0) for one in sessions],
+        }
+        arguments = [request.verifier.SerializeToString(), json.dumps(told)]
         touched = [
             keys.verifier(verifier_id),
             keys.placements(verifier_id),
             keys.FLEET,
             keys.cordon(verifier_id),
             keys.telemetry(verifier_id),
+            keys.waiting(target),
+            keys.counted(verifier_id),
+            *map(keys.tenant_places, tenants),
+            *(keys.session(one.session_id) for one in sessions),
         ]
-        touched += [keys.waiting(target), keys.counted(verifier_id)]
-        touched += [keys.tenant_places(name) for name in tenants]
-        touched += [keys.session(one.session_id) for one in sessions]
         reply: list[Any] = await self._store.run("report", touched, arguments)
         return reply
 

@@ -2,37 +2,36 @@
 -- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET, 4 cordon:<id> STRING, 5 telemetry:<id> HASH,
 --       6 waiting ZSET, 7 counted:<id> STRING, then tenant-places:<tenant> ZSET of each tenant, then session:<id> HASH of
 --       each live session
--- ARGV: 1 verifier id, 2 instance, 3 lease ms, which placements last as well, 4 ms to keep the record of a session, 5 ms
---       after which it is renewed, 6 number of the batch of tokens (0: none), 7 ms to keep that, 8 number of telemetry
---       fields and values, 9 number of tenants, then these fields and values, then the tenants, then JSON of
---       the live sessions: their ids, their epochs (20 digits, so that text compares as numbers do), and the numbers of
---       their tenants among these (0 none), each one list. Texts in JSON cost callers less than many arguments
+-- ARGV: 1 telemetry, 2 JSON of: verifier (its id), instance, live (sessions), draining (0 or 1), lease_ms, which
+--       placements last as well, session_ms to keep the record of a session, renew_ms after which that is renewed, batch
+--       (number of the batch of tokens, 0: none), batch_ms to keep that, tenants, and of the live sessions, each one
+--       list, ids, epochs (20 digits, so that text compares as numbers do) and the numbers of their tenants (0 none)
 -- Returns {1, whether this instance shall drain (0 or 1), whether the batch of tokens is new (0 or 1), whether a tenant
 --       waits for a place at the target (0 or 1), the time (ms), JSON of a list for each session: its state, tenant, weights hash,
 --       draft release, traffic class, id of the device for trials of drafts, and window bounds, '' where it was placed
 --       without}. States: '' live, killed, closed by its device, moved: another verifier has reported it in
 --       a greater epoch;
 --      or {0} if the lease is lost or another instance holds it: the verifier has to register again.
-local HEAD, KEYS_BEFORE = 9, 7
-if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
+local told = cjson.decode(ARGV[2])
+local place_keys, session_keys = 7, 7 + #told.tenants -- those before the first of each
+if redis.call('HGET', KEYS[1], 'instance') ~= told.instance then
   return {0}
 end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local now_text = string.format('%.0f', now)
-local lease_end = string.format('%.0f', now + tonumber(ARGV[3]))
-local fields, tenants = tonumber(ARGV[8]), tonumber(ARGV[9])
+local lease_end = string.format('%.0f', now + told.lease_ms)
 
-redis.call('HSET', KEYS[1], unpack(ARGV, HEAD + 1, HEAD + fields))
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('ZADD', KEYS[3], lease_end, ARGV[1])
+redis.call('HSET', KEYS[1], 'live', told.live, 'draining', told.draining, 'telemetry', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], told.lease_ms)
+redis.call('ZADD', KEYS[3], lease_end, told.verifier)
 
 -- The tokens of a report whose answer was lost come again, with the same number. 0: there are none.
-local fresh = tonumber(ARGV[6]) > 0
+local fresh = told.batch > 0
 if fresh then
   local instance, counted = string.match(redis.call('GET', KEYS[7]) or '', '^(%d+) (%d+)$')
-  fresh = instance ~= ARGV[2] or tonumber(ARGV[6]) > tonumber(counted)
-  if fresh then redis.call('SET', KEYS[7], ARGV[2] .. ' ' .. ARGV[6], 'PX', ARGV[7]) end
+  fresh = instance ~= told.instance or told.batch > tonumber(counted)
+  if fresh then redis.call('SET', KEYS[7], string.format('%s %.0f', told.instance, told.batch), 'PX', told.batch_ms) end
 end
 
 -- Add members with a score to a sorted set, in commands that Lua's stack has room for.
@@ -49,11 +48,9 @@ end
 
 local answer, held, ended, reported = {}, {}, {}, {}
 local of_tenant = {}
-for i = 1, tenants do of_tenant[i] = {} end
-local tenants_from, keys_from = HEAD + fields, KEYS_BEFORE + tenants
-local told = cjson.decode(ARGV[tenants_from + tenants + 1])
-for i, id in ipairs(told[1]) do
-  local epoch, of, record = told[2][i], told[3][i], KEYS[keys_from + i]
+for i = 1, #told.tenants do of_tenant[i] = {} end
+for i, id in ipairs(told.ids) do
+  local epoch, of, record = told.epochs[i], told.numbers[i], KEYS[session_keys + i]
   local known = redis.call('HMGET', record, 'closed', 'live', 'epoch', 'reporter',
     'tenant', 'weights', 'draft', 'traffic', 'device', 'bounds')
   local state = known[1] == 'killed' and 'killed' or known[1] and 'closed' or ''
@@ -67,10 +64,10 @@ for i, id in ipairs(told[1]) do
     else
       reported[id] = true
     end
-    if state == '' and (epoch > last or known[4] ~= ARGV[1] or now - seen > tonumber(ARGV[5])) then
-      redis.call('HSET', record, 'live', now_text, 'epoch', epoch, 'reporter', ARGV[1])
-      redis.call('PEXPIRE', record, ARGV[4])
-      if of > 0 then redis.call('HSETNX', record, 'tenant', ARGV[tenants_from + of]) end
+    if state == '' and (epoch > last or known[4] ~= told.verifier or now - seen > told.renew_ms) then
+      redis.call('HSET', record, 'live', now_text, 'epoch', epoch, 'reporter', told.verifier)
+      redis.call('PEXPIRE', record, told.session_ms)
+      if of > 0 then redis.call('HSETNX', record, 'tenant', told.tenants[of]) end
     end
   else
     ended[#ended + 1] = id
@@ -87,8 +84,8 @@ for from = 1, #ended, 1000 do
   redis.call('ZREM', KEYS[2], unpack(ended, from, math.min(from + 999, #ended)))
 end
 redis.call('PEXPIRE', KEYS[2], 86400000) -- so that a verifier that never returns leaves nothing
-for i = 1, tenants do
-  local places = KEYS[KEYS_BEFORE + i]
+for i = 1, #told.tenants do
+  local places = KEYS[place_keys + i]
   redis.call('ZREMRANGEBYSCORE', places, '-inf', now_text)
   add_all(places, lease_end, of_tenant[i])
   redis.call('PEXPIRE', places, 86400000)
@@ -96,8 +93,8 @@ end
 for _, id in ipairs(redis.call('HKEYS', KEYS[5])) do
   if not reported[id] then redis.call('HDEL', KEYS[5], id) end
 end
-redis.call('PEXPIRE', KEYS[5], 2 * tonumber(ARGV[3])) -- also if nothing of it changes
+redis.call('PEXPIRE', KEYS[5], 2 * told.lease_ms) -- also if nothing of it changes
 local drain = redis.call('GET', KEYS[4])
 if drain then redis.call('PEXPIRE', KEYS[4], 2592000000) end -- a cordon is forgotten 30 days after its verifier
 local waited = redis.call('ZCOUNT', KEYS[6], now_text, '+inf') > 0
-return {1, drain == ARGV[2] and 1 or 0, fresh and 1 or 0, waited and 1 or 0, now_text, #answer > 0 and cjson.encode(answer) or '[]'}
+return {1, drain == told.instance and 1 or 0, fresh and 1 or 0, waited and 1 or 0, now_text, #answer > 0 and cjson.encode(answer) or '[]'}
