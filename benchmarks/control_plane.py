@@ -91,7 +91,7 @@ class ControlPlane:
             children = []
             for number in range(count):
                 options = [*harness.LOOPBACK, "--redis", redis.url, "--state-dir", str(scratch / "state")]
-                command = [sys.executable, "-m", "coordinator.app", *options, "--log-level", "WARNING"]
+                command = [sys.executable, "-m", "coordinator.app", *options]
                 child = await Child(f"coordinator-{number}", command, log=scratch / f"{count}-{number}.log").start()
                 stack.push_async_callback(child.stop)
                 children.append(child)
@@ -247,7 +247,7 @@ async def logged_bytes(options: argparse.Namespace, pair: Pair, tokens: int, tex
     """Return the bytes of the training log by recorded token."""
     async with harness.cluster() as cluster:
         log = Path(os.environ["OUTRIDER_EDGE_CACHE_DIR"], "traffic")
-        await cluster.start_coordinator(*harness.LOOPBACK, "--recording-share", "1")
+        await cluster.start_coordinator(*harness.LOOPBACK, "--tenants", str(harness.recording(log.parent)))
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         verifier = await cluster.start_verifier(*models, "--traffic", str(log))
         prompts = list(harness.prompts(options, pair, texts).values())

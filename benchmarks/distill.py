@@ -114,7 +114,8 @@ class System:
             system = cls(pair, setting, cluster, Path(os.environ["OUTRIDER_EDGE_CACHE_DIR"]))
             system.artifacts.mkdir(parents=True)
             # No device is drawn for a trial of the new draft: all of them get it at the same time, in mid-session.
-            recorded = ("--recording-share", "1", "--recording-prompts", "--canary-share", "0.001")
+            tenants = harness.recording(system.state, prompts=True)
+            recorded = ("--tenants", str(tenants), "--canary-share", "0.001")
             drafts = ("--artifacts", str(system.artifacts), "--http", "127.0.0.1:0")
             await cluster.start_coordinator(*harness.LOOPBACK, *recorded, *drafts)
             models = ("--model", str(pair.target), "--draft", str(pair.draft), "--engine-args", '{"ngram": false}')

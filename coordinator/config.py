@@ -7,7 +7,7 @@ Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -68,8 +68,9 @@ class CoordinatorConfig(BaseSettings):
     """Accept plain text and anonymous callers beyond this machine."""
 
     tenants_file: Annotated[Path | None, Flag("--tenants")] = None
-    """TOML file of API keys, `[tenants]` with `name = "key"`. Without any key on loopback, or with `insecure`, every
-    caller is tenant "default" until `outrider tenants create` makes the first tenant."""
+    """TOML file of API keys, `[tenants]` with `name = "key"`, and of what may be recorded, `[recording.NAME]`. Without
+    any key on loopback, or with `insecure`, every caller is tenant "default" until `outrider tenants create` makes the
+    first tenant."""
     tenant_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """The same without a file, {"name": "key"}; in the environment as JSON. Adds to `tenants_file`."""
     join_token: SecretStr | None = None
@@ -84,14 +85,6 @@ class CoordinatorConfig(BaseSettings):
 
     window_control: bool = True
     """Decide each session's speculation window by what verifiers measure; if false, each verifier's setting stands."""
-
-    recording_share: float = Field(0.0, ge=0, le=1)
-    """Share of the sessions, from 0 to 1, whose produced text verifiers may record, in a cluster without tenants. With
-    tenants each has its own, `[recording.NAME]` in the tenants file; nothing is recorded of tenants without one."""
-    recording_keep_days: float = Field(30.0, gt=0, le=3_650)
-    """Days for which a record is kept at most."""
-    recording_prompts: bool = False
-    """Whether prompts may be recorded too: a consent of its own, since users wrote them."""
 
     artifacts: Path | None = None
     """Folder of draft files, each named by its hash; devices fetch them over HTTP."""
@@ -113,8 +106,6 @@ class CoordinatorConfig(BaseSettings):
     metrics: str = ""
     """HOST:PORT, or a port on loopback, at which /metrics and /healthz are served over plain HTTP; empty serves none.
     They show load and speeds, and name no session and no tenant."""
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Lowest level that is logged."""
     log_format: LogFormat = "text"
     """text: lines for people. json: one object per line, for machines."""
 

@@ -304,6 +304,14 @@ async def cluster(*, prefix_cache: bool = True, throttle: Mapping[str, str] | No
             raise
 
 
+def recording(folder: Path, *, prompts: bool = False) -> Path:
+    """Write a tenants file that lets everything be recorded, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tenants.toml"
+    path.write_text(f"[recording.default]\nshare = 1\nkeep_days = 30\nprompts = {str(prompts).lower()}\n")
+    return path
+
+
 def print_log_ends(folder: Path) -> None:
     """Print the end of each log in `folder`."""
     for log in sorted(folder.glob("*.log")):

@@ -76,10 +76,16 @@ class Authenticator:
     def __init__(self, config: CoordinatorConfig) -> None:
         """Read the keys. Raises BadRequest for a wrong key file and for secrets that the address needs."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
-        file = _read(config.tenants_file) if config.tenants_file is not None else _TenantsFile(tenants={})
+        file = _read(config.tenants_file) if config.tenants_file is not None else _TenantsFile()
         tenants |= file.tenants
         _check(tenants)
-        self._recording = _recording(config, tenants, file.recording)
+        if unknown := sorted(file.recording.keys() - (tenants or {DEFAULT_TENANT})):
+            raise BadRequest(
+                f"tenants file: [recording.{unknown[0]}] is for a tenant that has no key; check its name"
+                f"{'' if tenants else f', which without keys is {DEFAULT_TENANT}'}",
+                field="recording",
+            )
+        self._recording = file.recording
         self._tenants = {digest(key): tenant for tenant, key in tenants.items()}
         self._join = config.join_token.get_secret_value() if config.join_token else ""
         self._admin = config.admin_token.get_secret_value() if config.admin_token else ""
@@ -187,8 +193,8 @@ def _demand(given: object, what: str, how: str) -> None:
         )
 
 
-class _TenantsFile(BaseModel):
-    tenants: dict[str, str]
+class _TenantsFile(BaseModel, extra="forbid"):
+    tenants: dict[str, str] = {}
     recording: dict[str, RecordingPolicy] = {}
 
 
@@ -202,31 +208,12 @@ def _read(path: Path) -> _TenantsFile:
         [first, *_] = error.errors(include_url=False, include_input=False)
         where = ".".join(map(str, first["loc"]))
         raise BadRequest(
-            f'tenants file {path}: {where}: {first["msg"]}; it must have a table [tenants] of name = "key", and may'
-            " have tables [recording.NAME] of share, keep_days and, if need be, prompts",
+            f'tenants file {path}: {where}: {first["msg"]}; it has a table [tenants] of name = "key", and may have'
+            " tables [recording.NAME] of share, keep_days and, if need be, prompts",
             field="tenants",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"tenants file {path} is no TOML: {error}", field="tenants") from error
-
-
-def _recording(
-    config: CoordinatorConfig, tenants: Mapping[str, str], tables: Mapping[str, RecordingPolicy]
-) -> Mapping[str, RecordingPolicy]:
-    if not tenants:
-        share, keep_days, prompts = config.recording_share, config.recording_keep_days, config.recording_prompts
-        return {DEFAULT_TENANT: RecordingPolicy(share=share, keep_days=max(1e-3, keep_days), prompts=prompts)}
-    if config.recording_share > 0 or config.recording_prompts:
-        raise BadRequest(
-            "recording_share and recording_prompts are for a cluster without tenants; with tenants each has its own in"
-            " the tenants file: [recording.NAME] share = 0.1  keep_days = 30",
-            field="recording_share",
-        )
-    if unknown := sorted(tables.keys() - tenants.keys()):
-        raise BadRequest(
-            f"tenants file: [recording.{unknown[0]}] is for a tenant that has no key; check its name", field="recording"
-        )
-    return tables
 
 
 def _check(tenants: Mapping[str, str]) -> None:

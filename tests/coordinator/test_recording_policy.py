@@ -47,8 +47,10 @@ async def test_prompts_are_recorded_only_where_that_was_said_too(start, tmp_path
     assert [claims.keep_prompts for claims in asked] == [True, False]
 
 
-async def test_the_draw_is_made_once_and_holds_at_every_verifier(start) -> None:
-    coordinator = await start(recording_share=0.5)
+async def test_without_tenants_the_draw_is_made_once_and_holds_at_every_verifier(start, tmp_path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text("[recording.default]\nshare = 0.5\nkeep_days = 30\n")
+    coordinator = await start(tenants_file=path)
     await coordinator.join("v1", capacity=100)
     await coordinator.join("v2", capacity=100)
     drawn = []
@@ -106,7 +108,8 @@ def test_a_senseless_policy_is_refused_with_the_reason(tmp_path, text, complaint
         Authenticator(CoordinatorConfig(tenants_file=path))
 
 
-@pytest.mark.parametrize("setting", [{"recording_share": 0.1}, {"recording_prompts": True}])
-def test_with_tenants_the_setting_for_all_is_refused(setting) -> None:
-    with pytest.raises(BadRequest, match=r"recording.NAME"):
-        Authenticator(CoordinatorConfig(tenant_keys={"acme": ACME}, **setting))
+def test_without_tenants_no_other_than_the_one_of_all_callers_is_recorded(tmp_path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text("[recording.acme]\nshare = 1\nkeep_days = 1\n")
+    with pytest.raises(BadRequest, match=r"has no key.*without keys is default"):
+        Authenticator(CoordinatorConfig(tenants_file=path))

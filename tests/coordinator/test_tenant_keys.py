@@ -165,8 +165,10 @@ async def test_names_that_are_no_names_are_refused(coordinator, refused, name):
         assert isinstance(await refused(call(coordinator, name)), BadRequest)
 
 
-async def test_a_created_tenant_is_not_recorded_whatever_others_let(start):
-    coordinator = await start(recording_share=1.0, recording_prompts=True)
+async def test_a_created_tenant_is_not_recorded_whatever_others_let(start, tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text("[recording.default]\nshare = 1\nkeep_days = 30\nprompts = true\n")
+    coordinator = await start(tenants_file=path)
     await coordinator.join("v1")
     assert coordinator.read((await coordinator.open()).primary).keep_s > 0
     key = (await create(coordinator, "acme")).key

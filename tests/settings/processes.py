@@ -50,7 +50,7 @@ PROCESSES = (
         ("coordinator.app",),
         coordinator_app.parser,
         {},
-        ("canary_window_s", "recording_keep_days", "canary_tenants"),
+        ("canary_window_s", "release_keys", "canary_tenants"),
     ),
     Process(
         "verifier",
