@@ -281,7 +281,7 @@ async def coordinator_killed(bed: Testbed, _serving: Child) -> AsyncIterator[Non
 @contextlib.asynccontextmanager
 async def redis_killed(bed: Testbed, _serving: Child) -> AsyncIterator[None]:
     """Kill Redis, and start it again without what it held."""
-    bed.redis.stop(kill=True)
+    bed.redis.stop()
     try:
         yield
     finally:

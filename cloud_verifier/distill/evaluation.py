@@ -124,22 +124,20 @@ def _compared(
 
 
 def _counts(ranks: TokenRanks) -> tuple[int, int, int]:
-    return int((ranks[0] == 0).sum()), steps(ranks, CHAIN, 1), steps(ranks, CHAIN, TREE)
+    return int((ranks[0] == 0).sum()), steps(ranks, 1), steps(ranks, TREE)
 
 
-def steps(ranks: TokenRanks, levels: int, width: int) -> int:
-    """Return the number of verification steps that a text takes with a fixed shape.
-
-    levels: of the chain of first choices. width: nodes at each level, of which only the first has children.
-    """
+def steps(ranks: TokenRanks, width: int) -> int:
+    """Return the verification steps that a text takes. width: nodes at each of CHAIN levels; only the first of them has
+    children."""
     count = ranks.shape[-1]
-    by_level = np.broadcast_to(ranks, (levels, count))
+    by_level = np.broadcast_to(ranks, (CHAIN, count))
     position = taken = 0
     while position < count:
         level = 0
-        while level < levels and position < count and by_level[level, position] == 0:
+        while level < CHAIN and position < count and by_level[level, position] == 0:
             position, level = position + 1, level + 1
-        if level < levels and position < count and by_level[level, position] < width:
+        if level < CHAIN and position < count and by_level[level, position] < width:
             position += 1
         position, taken = position + 1, taken + 1
     return taken

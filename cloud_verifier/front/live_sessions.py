@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import fenced
 from cloud_verifier.front.revocations import Revocations
-from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.core.errors import Draining, OutriderError, Overloaded
 from outrider.core.protocol.messages import Directive
 from outrider.core.text import counted, short_id
 from outrider.wire.ticket import Claims
+from outrider.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
     from cloud_verifier.front.session_stream import SessionStream
@@ -63,16 +64,16 @@ class LiveSessions:
                 retry_after_s=RETRY_FULL_S,
             )
 
-    def admit(self, claims: Claims, epoch: int, recorded: RecordedSession | None) -> None:
-        """Admit an epoch of a session, and have it recorded. Raises Draining, Overloaded or Fenced."""
+    def admit(self, attach: session_pb2.Attach, claims: Claims, *, record: bool) -> None:
+        """Admit an epoch of a session, and have it recorded if so. Raises Draining, Overloaded or Fenced."""
         self.refuse_early(claims.session_id)
-        live = self.streams.get(claims.session_id)
+        live, epoch = self.streams.get(claims.session_id), attach.epoch
         if live is not None and live.epoch >= epoch:
             raise fenced(claims.session_id, epoch, live.epoch)
         if live is None:
             self._refuse_beyond_share(claims)
-        if self.recorder is not None and recorded is not None:
-            self.recorder.begin(recorded, epoch)
+        if self.recorder is not None and record:
+            self.recorder.begin(attach, claims)
 
     def begun(self, stream: SessionStream) -> None:
         """Note that an epoch that was admitted is live."""

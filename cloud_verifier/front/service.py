@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import LIMITS, VerifierConfig
@@ -23,8 +22,6 @@ from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.session_stream import Requests, SessionStream
-from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
-from cloud_verifier.traffic.recorder import PROMPT_TOKENS, RecordedSession
 from outrider.core.errors import (
     BadRequest,
     OutriderError,
@@ -227,22 +224,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self.live.begun(stream)
         return stream
 
-    def _recorded(self, attach: session_pb2.Attach, claims: Claims) -> RecordedSession | None:
-        """Return what is recorded of a session, by its ticket and this verifier's settings; None if nothing is."""
-        if not (self.live.recorder is not None and claims.keep_s > 0.0) or attach.sampling.HasField("typical"):
-            return None  # of lossy sessions not all tokens are the target's own: no draft learns of them
-        # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
-        kept = PROMPT_TOKENS + REDACTION_CONTEXT if claims.keep_prompts else 0
-        return RecordedSession(
-            session_id=claims.session_id,
-            tenant=claims.tenant,
-            traffic_class=claims.traffic_class,
-            weights_hash=self._target.weights_hash,
-            temperature=attach.sampling.temperature,
-            keep_s=claims.keep_s,
-            prompt=np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32),
-        )
-
     async def _first(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.ClientMessage, Claims | None]:
         """Return a stream's first message, and what the ticket allows; None if this verifier takes none. Raises
         OutriderError.
@@ -296,9 +277,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        attach, recorded = opening.attach, self._recorded(opening.attach, claims)
-        self.live.admit(claims, attach.epoch, recorded)
-        return attach, claims, recorded is not None
+        attach = opening.attach
+        # Of a lossy session not all tokens are the target's own: no draft learns of them.
+        record = self.live.recorder is not None and claims.keep_s > 0.0 and not attach.sampling.HasField("typical")
+        self.live.admit(attach, claims, record=record)
+        return attach, claims, record
 
     def _claims_without_ticket(self, opening: session_pb2.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""

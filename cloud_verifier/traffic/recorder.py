@@ -8,19 +8,26 @@ import queue
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
-from cloud_verifier.traffic.passage_builder import PassageBuilder, RecordingCounts, Redact, load_hook
+from cloud_verifier.traffic.passage_builder import (
+    REDACTION_CONTEXT,
+    PassageBuilder,
+    RecordingCounts,
+    Redact,
+    load_hook,
+)
 from outrider.core.errors import BadRequest
 from outrider.telemetry.logs import RepeatedFailure
+from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
     from cloud_verifier.traffic.log import TrafficLog
@@ -48,19 +55,12 @@ TIDY_EVERY_S = 300.0
 """Seconds between two deletions of days that are over."""
 
 
-@dataclass(frozen=True)
-class RecordedSession:
-    """A session that is recorded, by its ticket."""
+class _Session(NamedTuple):
+    """A session that is recorded."""
 
-    session_id: str
-    tenant: str
-    traffic_class: str
-    weights_hash: str
-    """Hash of the target's weights."""
+    claims: Claims
     temperature: float
-    keep_s: float
-    """Seconds for which its output may be kept."""
-    prompt: NDArray[np.int32] = field(default_factory=lambda: NO_PROMPT, compare=False)
+    prompt: NDArray[np.int32]
     """`[p]`: the end of its prompt, or all of it; empty if the prompt may not be kept."""
 
 
@@ -73,36 +73,36 @@ class TrafficRecorder:
         *,
         redact: Redact | None = None,
         flush_s: float = 10.0,
-        prompt_tokens: int = PROMPT_TOKENS,
-        max_bytes: float = MAX_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Begin the thread, which also tidies the log. flush_s: seconds within which what is recorded is written.
-        prompt_tokens: of a prompt that may be kept, the last so many ids are. clock: seconds since 1970.
-        """
+        clock: seconds since 1970."""
         self.counts = RecordingCounts()
         self._log = place
         self._flush_s = flush_s
-        self._max_bytes = max_bytes
         self._clock = clock
-        self._sessions: OrderedDict[tuple[str, int], RecordedSession] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, int], _Session] = OrderedDict()
         """(session id, epoch) -> a session that is recorded, the one that produced last at the end"""
-        self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
+        self._passages = PassageBuilder(redact, self.counts, PROMPT_TOKENS)
         self._unwritten: list[Passage] = []
         self._failure = RepeatedFailure(log, "the traffic log is written again")
         self._crowd = RepeatedFailure(log, "further sessions are recorded again")
-        self._jobs: queue.Queue[tuple[RecordedSession, pb.RecordedTokens] | None] = queue.Queue(BACKLOG)
+        self._jobs: queue.Queue[tuple[_Session, pb.RecordedTokens] | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
 
-    def begin(self, session: RecordedSession, epoch: int) -> None:
-        """Record this epoch of a session; its events may come until `SESSIONS` others have begun since its last."""
+    def begin(self, attach: session_pb2.Attach, claims: Claims) -> None:
+        """Record this epoch of a session, as its ticket allows. Its events may come until `SESSIONS` others have begun
+        since its last."""
         waiting = self._passages.waiting
-        if waiting > WAITING_TOKENS and all(name != session.session_id for name, _ in self._sessions):
+        if waiting > WAITING_TOKENS and all(name != claims.session_id for name, _ in self._sessions):
             self._crowd.failed("further sessions are not recorded: %d tokens wait until their texts are whole", waiting)
             return
         self._crowd.worked()
-        self._sessions[session.session_id, epoch] = session
+        # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
+        kept = PROMPT_TOKENS + REDACTION_CONTEXT if claims.keep_prompts else 0
+        prompt = np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32)
+        self._sessions[claims.session_id, attach.epoch] = _Session(claims, attach.sampling.temperature, prompt)
         if len(self._sessions) > SESSIONS:
             self._sessions.popitem(last=False)
 
@@ -165,22 +165,22 @@ class TrafficRecorder:
 
     def _tidy(self) -> None:
         try:
-            if deleted := self._log.tidy(self._max_bytes):
-                log.warning("%d of the oldest files were deleted: the log had over %d bytes", deleted, self._max_bytes)
+            if deleted := self._log.tidy(MAX_BYTES):
+                log.warning("%d of the oldest files were deleted: the log had over %d bytes", deleted, MAX_BYTES)
         except Exception as error:
             log.warning("the traffic log could not be tidied: %r", error)
 
 
-def _passage_from_proto(message: pb.RecordedTokens, session: RecordedSession, now: float) -> Passage:
+def _passage_from_proto(message: pb.RecordedTokens, session: _Session, now: float) -> Passage:
     """Convert an event of the engine to a passage. now: seconds since 1970. Raises ValueError if the message's arrays
     do not fit together."""
-    shape = len(message.token), message.top
+    shape, claims = (len(message.token), message.top), session.claims
     return Passage(
-        session_id=session.session_id,
-        tenant=session.tenant,
-        traffic_class=session.traffic_class,
+        session_id=claims.session_id,
+        tenant=claims.tenant,
+        traffic_class=claims.traffic_class,
         draft_release=message.draft_release,
-        weights_hash=session.weights_hash,
+        weights_hash=claims.target.weights_hash,
         start=message.start,
         tokens=np.asarray(message.token, dtype=np.int32),
         top_ids=np.frombuffer(message.top_ids, dtype="<u4").astype(np.int32).reshape(shape),
@@ -189,7 +189,7 @@ def _passage_from_proto(message: pb.RecordedTokens, session: RecordedSession, no
         proposed_depths=np.frombuffer(message.proposed_depths, dtype=np.uint8),
         temperature=session.temperature,
         time_unix=now,
-        expires_unix=now + session.keep_s,
+        expires_unix=now + claims.keep_s,
         prompt=NO_PROMPT if message.start else session.prompt,
     )
 

@@ -61,7 +61,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         await watch.once()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         await channels.start(server)
-        task = asyncio.create_task(watch.forever(WATCH_S))
+        task = asyncio.create_task(watch.forever())
         stack.push_async_callback(_cancelled, task)
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does
@@ -102,10 +102,10 @@ class StoreWatch:
         """Return why no device should open a session here; empty if devices may."""
         return "" if self._serving else "the store does not answer"
 
-    async def forever(self, interval_s: float) -> None:
-        """Call `once` at each interval until this is cancelled."""
+    async def forever(self) -> None:
+        """Call `once` again and again until this is cancelled."""
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(WATCH_S)
             try:
                 await self.once()
             except Exception:

@@ -24,6 +24,9 @@ from typing import NamedTuple
 
 from outrider.wire.v1 import coordinator_pb2 as pb
 
+BOUND = 0.05
+"""A canary whose acceptance is worse by this much, from 0 to 1, is rolled back; one that is as good as the release
+beside it becomes stable; one between may do either."""
 ALPHA = 0.01
 """Probability of a wrong decision, at most."""
 LOG_THRESHOLD = math.log(1.0 / ALPHA)
@@ -68,20 +71,21 @@ class Arms(NamedTuple):
     def takes_part(self) -> bool:
         return min(self.canary.samples, self.stable.samples) >= LEAST
 
-    def log_ratio(self, bound: float) -> float:
+    @property
+    def log_ratio(self) -> float:
         """Return the logarithm of the likelihood ratio of "no difference" against "worse by the bound"."""
         if not self.takes_part:
             return 0.0
         difference = self.canary.mean - self.stable.mean
-        return bound / (self.canary.variance_of_mean + self.stable.variance_of_mean) * (difference + bound / 2.0)
+        return BOUND / (self.canary.variance_of_mean + self.stable.variance_of_mean) * (difference + BOUND / 2.0)
 
 
-def weigh(tenants: Mapping[str, Arms], bound: float, needed: int) -> pb.ReleaseEvidence:
+def weigh(tenants: Mapping[str, Arms], needed: int) -> pb.ReleaseEvidence:
     """Return the evidence of all samples, by tenant.
 
     needed: tenants that must take part before it decides, since some may lie; 1 trusts every tenant.
     """
-    ratios = sorted(arms.log_ratio(bound) for arms in tenants.values())
+    ratios = sorted(arms.log_ratio for arms in tenants.values())
     # One of several tenants may lie, or less than a quarter: each costs the evidence of an honest one. Of all with
     # samples, since the first ones with enough could all be liars.
     liars = max(1, (len(ratios) - 1) // 4) if needed > 1 and len(ratios) > 1 else 0

@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 BACKUP_FILE = "releases.json"
 SERIAL_S = 0.25
 """Seconds for which a serial that was read serves: every session that is opened or resumed is told it."""
-CANARY_BOUND = 0.05
-"""A canary whose acceptance is worse by this much, from 0 to 1, is rolled back; one that is as good as the release
-beside it becomes stable; one between may do either."""
 MIN_POSITIONS, MAX_POSITIONS = 32, 2_048
 """Positions of a sample: fewer say little, and a session with more is older than its trial."""
 IN_STEP = 4
@@ -178,8 +175,8 @@ class ReleaseHandlers:
         if canary is None:
             return
         weighed = await self._weighed(track, canary)
-        if lifecycle.judge(track, weighed, CANARY_BOUND, window_s, time.time()) is None:
-            awaited, trial = lifecycle.awaited(weighed, CANARY_BOUND), (track.weights, canary.version)
+        if lifecycle.judge(track, weighed, window_s, time.time()) is None:
+            awaited, trial = lifecycle.awaited(weighed), (track.weights, canary.version)
             if awaited and not canary.pinned and self._told.get(trial) != awaited:
                 log.warning("release %s, version %d: %s", canary.name, canary.version, awaited)
                 self._told[trial] = awaited
@@ -187,7 +184,7 @@ class ReleaseHandlers:
 
         def settled(track: pb.ReleaseTrack) -> None:
             # It may have been pinned or replaced meanwhile.
-            now, decision = time.time(), lifecycle.judge(track, weighed, CANARY_BOUND, window_s, time.time())
+            now, decision = time.time(), lifecycle.judge(track, weighed, window_s, time.time())
             running = lifecycle.in_state(track, CANARY)
             if decision is not None and running is not None and running.manifest == canary.manifest:
                 running.evidence.CopyFrom(weighed)
@@ -273,7 +270,7 @@ class ReleaseHandlers:
     async def _weighed(self, track: pb.ReleaseTrack, canary: pb.Release) -> pb.ReleaseEvidence:
         """Return the evidence of a trial."""
         needed = 1 if await self._anonymous() else self._config.canary_tenants
-        return evidence.weigh(await self._samples(track, canary), CANARY_BOUND, needed)
+        return evidence.weigh(await self._samples(track, canary), needed)
 
     # --- tracks in the store, and their copy
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from coordinator.releases.evidence import LOG_THRESHOLD
+from coordinator.releases.evidence import BOUND, LOG_THRESHOLD
 from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -93,7 +93,7 @@ def publish(track: pb.ReleaseTrack, new: pb.Release, now: float) -> None:
 
 
 def judge(
-    track: pb.ReleaseTrack, evidence: pb.ReleaseEvidence, bound: float, window_s: float, now: float
+    track: pb.ReleaseTrack, evidence: pb.ReleaseEvidence, window_s: float, now: float
 ) -> tuple[pb.ReleaseState, str] | None:
     """Return the canary's new state and why, None if it stays.
 
@@ -106,20 +106,20 @@ def judge(
     measured, few = _measured(evidence), _few(evidence)
     if not few:
         if evidence.log_worse >= LOG_THRESHOLD:
-            return ROLLED_BACK, f"worse than the bound of {bound:g} allows: {measured}"
+            return ROLLED_BACK, f"worse than the bound of {BOUND:g} allows: {measured}"
         if evidence.log_better >= LOG_THRESHOLD and not (stable is not None and stable.pinned):
-            return STABLE, f"not worse than the bound of {bound:g} allows: {measured}"
+            return STABLE, f"not worse than the bound of {BOUND:g} allows: {measured}"
     if now - canary.since_unix >= window_s:
         return ROLLED_BACK, f"undecided after {window_s:.0f} s: {measured}{few and f', {few}'}"
     return None
 
 
-def awaited(evidence: pb.ReleaseEvidence, bound: float) -> str:
+def awaited(evidence: pb.ReleaseEvidence) -> str:
     """Return what the operator is told about a canary whose evidence would decide if more tenants took part, or ""."""
     if few := _few(evidence):
         for log, shown in ((evidence.log_worse, "worse than"), (evidence.log_better, "not worse than")):
             if log >= LOG_THRESHOLD:
-                return f"it looks {shown} the bound of {bound:g} allows, but {few}: promote it or roll it back"
+                return f"it looks {shown} the bound of {BOUND:g} allows, but {few}: promote it or roll it back"
     return ""
 
 

@@ -55,14 +55,14 @@ class EmbeddedServer:
             self._begin()
             return True
 
-    def stop(self, *, kill: bool = False) -> None:
-        """End the server, at once with `kill`. Its data is lost."""
+    def stop(self) -> None:
+        """End the server. Its data is lost."""
         self._wanted = False
         with self._turn:
             process, self._process = self._process, None
             if process is None:
                 return
-            process.kill() if kill else process.terminate()
+            process.terminate()
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:

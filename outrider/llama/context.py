@@ -18,6 +18,8 @@ Logits = NDArray[np.float32]
 KvType = Literal["f16", "f32"]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: greater ids abort the process
+TEXT_ROWS = 64
+"""Tokens of one decode of a known text, each with a row of logits."""
 
 
 class DecodeBatch:
@@ -145,14 +147,14 @@ class LlamaContext:
 class TextContext(LlamaContext):
     """One llama.cpp context that reads one text after another, used on one thread."""
 
-    def __init__(self, model: LlamaModel, *, length: int, batch: int = 64, threads: int = 1) -> None:
-        """Make the context. length: tokens of the longest text. batch: tokens of one decode, each with a row of logits.
+    def __init__(self, model: LlamaModel, *, length: int, threads: int = 1) -> None:
+        """Make the context. length: tokens of the longest text.
 
         Raises BadRequest, or ModelRefused if llama.cpp makes no context.
         """
         between("length", length, 1, model.n_ctx_train)
-        between("batch", batch, 1, 1 << 12)
-        super().__init__(model, cells=length, sequences=1, batch=batch, threads=threads, outputs=batch, unified=False)
+        rows = TEXT_ROWS
+        super().__init__(model, cells=length, sequences=1, batch=rows, threads=threads, outputs=rows, unified=False)
         self.length = length
 
     def read(self, tokens: Sequence[int]) -> Iterator[Logits]:

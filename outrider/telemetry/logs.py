@@ -12,8 +12,8 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar, Token
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -43,15 +43,13 @@ def about(*, session: str = "", request: str = "") -> Iterator[None]:
 
     An empty or invalid id leaves the current one.
     """
-    tokens: list[Token[str]] = []
-    for variable, value, shown in ((session_id, session, short_id(session)), (request_id, request, request)):
-        if _ID.fullmatch(value):
-            tokens.append(variable.set(shown))
+    before = session_id.get(), request_id.get()
+    note(session=session, request=request)
     try:
         yield
     finally:
-        for token in tokens:
-            token.var.reset(token)
+        session_id.set(before[0])
+        request_id.set(before[1])
 
 
 def note(*, session: str = "", request: str = "") -> None:
@@ -83,9 +81,9 @@ class RepeatedFailure:
     turns is told once a minute, too.
     """
 
-    def __init__(self, log: logging.Logger, again: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, again: str) -> None:
         """again: what is logged when it works again, such as "reports are taken again"."""
-        self._log, self._again, self._clock = log, again, clock
+        self._log, self._again = log, again
         self._count = 0
         """Failures since it last worked, or since that was logged last."""
         self._logged = False
@@ -96,7 +94,7 @@ class RepeatedFailure:
     def failed(self, message: str, *arguments: object) -> None:
         """Note a failure. message, arguments: as those of a logger."""
         kind = message, *(type(one) for one in arguments if isinstance(one, Exception))
-        now, (logged_at, more) = self._clock(), self._kinds.get(kind, (-math.inf, 0))
+        now, (logged_at, more) = time.monotonic(), self._kinds.get(kind, (-math.inf, 0))
         self._count += 1
         if now - logged_at < REMIND_S:
             self._kinds[kind] = logged_at, more + 1

@@ -15,6 +15,7 @@ import pytest
 from scripted_engine import TARGET, VOCABULARY, Stream, front, until
 from session_messages import attach
 
+from cloud_verifier.traffic import recorder as recorder_module
 from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.recorder import TrafficRecorder
 from cloud_verifier.verifier import _report
@@ -98,12 +99,13 @@ def ids_on_disk(place: Path) -> set[int]:
     ],
 )
 async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_kept(
-    tmp_path, consent, prompt_tokens, kept
+    tmp_path, monkeypatch, consent, prompt_tokens, kept
 ):
     asked = tuple(range(VOCABULARY - 3, VOCABULARY))
     received = tuple(range(VOCABULARY - 6, VOCABULARY - 3))
     log = tmp_path / "log"
-    recorder = TrafficRecorder(TrafficLog(str(log)), prompt_tokens=prompt_tokens)
+    monkeypatch.setattr(recorder_module, "PROMPT_TOKENS", prompt_tokens)
+    recorder = TrafficRecorder(TrafficLog(str(log)))
     async with front(tmp_path, authorise=allowing(**consent), recorder=recorder) as running:
         running.host.on_recorded = recorder.take
         stream = Stream(running.stub.Session())

@@ -78,7 +78,7 @@ async def test_a_store_that_is_away_is_reported_and_its_figures_are_left_out(scr
     peer, scrape = scraped
     await peer.join("v1")
     assert (await scrape())["redis_up"] == 1
-    redis.stop(kill=True)
+    redis.stop()
     assert isinstance(await refused(peer.open()), Unavailable)
 
     async def reported() -> bool:

@@ -67,7 +67,7 @@ async def test_without_tenants_the_draw_is_made_once_and_holds_at_every_verifier
 async def test_tickets_say_what_the_device_drafts_with_and_what_it_asks(coordinator, redis) -> None:
     await coordinator.join("v1")
     opened = await coordinator.open(draft_release="a" * 64, traffic_class="code")
-    redis.stop(kill=True)
+    redis.stop()
     redis.start()
     await coordinator.join("v1")
     for grant in (opened.primary, (await coordinator.resume(opened)).primary):

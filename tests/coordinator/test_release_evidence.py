@@ -12,7 +12,6 @@ from coordinator.releases import evidence
 from coordinator.releases.evidence import LOG_THRESHOLD, Arm, Arms
 from coordinator.releases.handlers import IN_STEP
 
-BOUND = 0.05
 THREE, TRUSTING = 3, 1
 """Tenants that a decision needs."""
 PROPOSED = 32
@@ -36,7 +35,7 @@ def looks(samples: Iterable[Sample], every: int, needed: int = TRUSTING):
             grown = Arm(own.samples + 1, own.total + acceptance, own.squares + acceptance**2)
             tenants[tenant] = arms._replace(**{"canary" if is_canary else "stable": grown})
         if number % every == 0:
-            yield evidence.weigh(tenants, BOUND, needed)
+            yield evidence.weigh(tenants, needed)
 
 
 def decided(samples: Iterable[Sample], every: int = 30, needed: int = TRUSTING) -> str:
@@ -103,18 +102,14 @@ def arm(samples: int, acceptance: float) -> Arm:
 
 def test_a_tenant_takes_part_once_it_has_enough_samples_on_both_sides() -> None:
     few, enough = arm(evidence.LEAST - 1, 0.5), arm(evidence.LEAST, 0.5)
-    shown = evidence.weigh({"a": Arms(enough, few), "b": Arms(few, enough), "c": Arms(enough, enough)}, BOUND, THREE)
+    shown = evidence.weigh({"a": Arms(enough, few), "b": Arms(few, enough), "c": Arms(enough, enough)}, THREE)
     assert (shown.tenants, shown.tenants_needed) == (1, 3)
-    assert (
-        evidence.weigh({}, BOUND, THREE).log_worse
-        == evidence.weigh({"a": Arms(arm(500, 0.0))}, BOUND, TRUSTING).log_worse
-        == 0.0
-    )
+    assert evidence.weigh({}, THREE).log_worse == evidence.weigh({"a": Arms(arm(500, 0.0))}, TRUSTING).log_worse == 0.0
 
 
 @pytest.mark.parametrize(("canary", "stable"), [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
 def test_extremes_are_finite_and_of_the_right_sign(canary, stable) -> None:
-    shown = evidence.weigh({"t": Arms(arm(2_000, canary), arm(2_000, stable))}, BOUND, TRUSTING)
+    shown = evidence.weigh({"t": Arms(arm(2_000, canary), arm(2_000, stable))}, TRUSTING)
     assert np.isfinite([shown.log_better, shown.log_worse]).all()
     assert (shown.log_worse >= LOG_THRESHOLD) == (canary < stable)
     assert (shown.log_better >= LOG_THRESHOLD) == (canary >= stable)

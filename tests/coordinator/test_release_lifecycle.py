@@ -18,7 +18,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 PROMOTE, ROLL_BACK = pb.RELEASE_ACTION_PROMOTE, pb.RELEASE_ACTION_ROLL_BACK
 PIN, UNPIN = pb.RELEASE_ACTION_PIN, pb.RELEASE_ACTION_UNPIN
 SHARE = 0.25
-POLICY = 0.05, 100.0
+WINDOW_S = 100.0
 """The bound by which a canary may be worse, and the seconds that it is tried."""
 
 
@@ -105,29 +105,29 @@ TRIED = published(2, track=STABLE_1)
 
 
 def test_a_trial_without_evidence_ends_with_its_window() -> None:
-    assert lifecycle.judge(TRIED, pb.ReleaseEvidence(), *POLICY, 99.9) is None
-    assert lifecycle.judge(TRIED, pb.ReleaseEvidence(), *POLICY, 100.0)[0] == ROLLED_BACK
+    assert lifecycle.judge(TRIED, pb.ReleaseEvidence(), WINDOW_S, 99.9) is None
+    assert lifecycle.judge(TRIED, pb.ReleaseEvidence(), WINDOW_S, 100.0)[0] == ROLLED_BACK
 
 
 @pytest.mark.parametrize("shown", [{"log_better": 99.0}, {"log_worse": 99.0}])
 def test_with_too_few_tenants_evidence_decides_nothing_and_the_operator_is_told(shown: dict[str, float]) -> None:
     few, enough = (pb.ReleaseEvidence(tenants=count, tenants_needed=3, **shown) for count in (2, 3))
-    assert lifecycle.judge(TRIED, few, *POLICY, 99.0) is None
-    told = lifecycle.awaited(few, POLICY[0])
+    assert lifecycle.judge(TRIED, few, WINDOW_S, 99.0) is None
+    told = lifecycle.awaited(few)
     assert "2 of the 3 tenants that a decision needs take part: promote it or roll it back" in told
     assert told.startswith("it looks worse" if "log_worse" in shown else "it looks not worse")
-    assert lifecycle.awaited(enough, POLICY[0]) == ""
-    assert lifecycle.awaited(pb.ReleaseEvidence(tenants=2, tenants_needed=3), POLICY[0]) == ""
-    decided = lifecycle.judge(TRIED, enough, *POLICY, 1.0)
+    assert lifecycle.awaited(enough) == ""
+    assert lifecycle.awaited(pb.ReleaseEvidence(tenants=2, tenants_needed=3)) == ""
+    decided = lifecycle.judge(TRIED, enough, WINDOW_S, 1.0)
     assert decided is not None
     assert decided[0] == (ROLLED_BACK if "log_worse" in shown else STABLE)
 
 
 def test_pins_hold_against_what_is_measured() -> None:
-    assert lifecycle.judge(steered(TRIED, 2, PIN), WORSE, *POLICY, 1e9) is None
+    assert lifecycle.judge(steered(TRIED, 2, PIN), WORSE, WINDOW_S, 1e9) is None
     kept = steered(TRIED, 1, PIN)
-    assert lifecycle.judge(kept, BETTER, *POLICY, 1.0) is None
-    assert lifecycle.judge(kept, WORSE, *POLICY, 1.0)[0] == ROLLED_BACK
+    assert lifecycle.judge(kept, BETTER, WINDOW_S, 1.0) is None
+    assert lifecycle.judge(kept, WORSE, WINDOW_S, 1.0)[0] == ROLLED_BACK
 
 
 # --- an operator decides
@@ -194,7 +194,7 @@ class ReleaseMachine(RuleBasedStateMachine):
     def measure(self, better: float, worse: float, wait: float) -> None:
         self.now += wait
         before, shown = in_state(self.track, CANARY), pb.ReleaseEvidence(log_better=better, log_worse=worse)
-        verdict = lifecycle.judge(self.track, shown, *POLICY, self.now)
+        verdict = lifecycle.judge(self.track, shown, WINDOW_S, self.now)
         if verdict is not None:
             assert not before.pinned
             lifecycle.settle(self.track, before, *verdict, self.now)

@@ -247,7 +247,7 @@ async def test_publishing_at_many_coordinators_at_once_leaves_one_canary(start) 
 async def test_what_redis_lost_is_put_back_with_what_was_decided(trial, redis, refused) -> None:
     await steer(trial, 2, ROLL_BACK)
     serial = (await offered(trial)).serial
-    redis.stop(kill=True)
+    redis.stop()
     assert type(await refused(offered(trial))) is Unavailable
     redis.start()
     await reaches(trial, 1, STABLE)
@@ -258,7 +258,7 @@ async def test_what_redis_lost_is_put_back_with_what_was_decided(trial, redis, r
 
 async def test_a_coordinator_that_starts_anew_over_an_empty_redis_remembers(start, redis) -> None:
     await stable(await start(watch_s=30.0))  # kept at once, not at the next look
-    redis.stop(kill=True)
+    redis.stop()
     redis.start()
     assert await states(await start()) == {1: STABLE}
 
@@ -267,7 +267,7 @@ async def test_the_trial_begins_again_where_its_samples_were_lost(start, redis) 
     coordinator = await start(canary_window_s=600.0)
     await publish(coordinator, signed(1))
     began = (await listed(coordinator))[0].since_unix
-    redis.stop(kill=True)
+    redis.stop()
     redis.start()
     await reaches(coordinator, 1, CANARY)
     assert began < (await listed(coordinator))[0].since_unix <= time.time()
@@ -325,7 +325,7 @@ async def test_a_promotion_that_was_made_is_not_refused_because_redis_dies_then(
     async def change_twice_and_die(self, *arguments: object) -> object:
         await change(self, *arguments)
         track = await change(self, *arguments)  # as the client does when the first reply was lost
-        redis.stop(kill=True)
+        redis.stop()
         return track
 
     monkeypatch.setattr(RedisStore, "change", change_twice_and_die)

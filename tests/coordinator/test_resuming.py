@@ -46,7 +46,7 @@ async def test_two_coordinators_get_disjoint_epochs_while_redis_loses_everything
     await one.join("v2")
     opened = await one.open()
     before = await asyncio.gather(*((one, two)[i % 2].resume(opened) for i in range(10)))
-    redis.stop(kill=True)
+    redis.stop()
     redis.start()
     await one.join("v1")
     await one.join("v2")
@@ -59,7 +59,7 @@ async def test_epochs_still_grow_when_redis_lost_everything_and_its_clock_is_beh
     opened = await coordinator.open()
     future = opened.primary.epoch_last + 3_600 * 10**6  # as if an hour of this clock had been taken back
     ahead = await coordinator.resume(opened, last_epoch=future)
-    redis.stop(kill=True)
+    redis.stop()
     redis.start()
     await coordinator.join("v1")
     after = await coordinator.resume(ahead)  # the ticket alone carries the greatest epoch

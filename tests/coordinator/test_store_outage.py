@@ -29,7 +29,7 @@ async def test_while_redis_is_dead_every_call_is_unavailable_in_words_and_works_
 ):
     await coordinator.join("v1")
     opened = await coordinator.open()
-    redis.stop(kill=True)
+    redis.stop()
     for call in (
         lambda: coordinator.open(),
         lambda: coordinator.resume(opened),
@@ -61,7 +61,7 @@ async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(start, redis
 
 async def test_the_health_service_follows_the_store(coordinator, redis):
     assert await serving(coordinator)
-    redis.stop(kill=True)
+    redis.stop()
 
     async def unhealthy():
         return not await serving(coordinator)

@@ -108,7 +108,7 @@ async def test_a_key_that_was_made_is_shown_although_redis_dies_then(cluster, re
     async def change_twice_and_die(self, *arguments: object) -> object:
         await change(self, *arguments)
         created = await change(self, *arguments)  # as the client does when the first reply was lost
-        redis.stop(kill=True)
+        redis.stop()
         return created
 
     limits = pb.TenantLimits(max_places=3)

@@ -42,18 +42,16 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def gather(module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Return weights, and the optimizer's state if given, as tensors on the CPU."""
+def write(
+    path: Path, progress: TrainingProgress, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Write a checkpoint of the weights, and of the optimizer's state if given; a crash meanwhile leaves the previous
+    one whole. Raises OSError."""
     tensors = {}
     for name, parameter in trainable(module).items():
         tensors[f"model.{name}"] = _on_cpu(parameter)
         for key, value in (optimizer.state.get(parameter, {}) if optimizer else {}).items():
             tensors[f"optimizer.{key}.{name}"] = _on_cpu(torch.as_tensor(value))
-    return tensors
-
-
-def write(path: Path, tensors: dict[str, Tensor], progress: TrainingProgress) -> None:
-    """Write a checkpoint; a crash meanwhile leaves the previous one whole. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_files.replacing(path) as partial:
         save_file(tensors, partial, metadata={"progress": json.dumps(asdict(progress))})

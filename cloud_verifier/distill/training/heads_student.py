@@ -98,23 +98,20 @@ class HeadsStudent(nn.Module):
         EAGLE head. A prediction at column c is of the token after column c + offset; all that it knows of the target
         are states up to column c - behind.
         """
-        return self._unrolled(states, ids, labels, rounds) if isinstance(self.heads, EagleHead) else self._ahead(states)
-
-    def _ahead(self, states: Tensor) -> list[tuple[Tensor, int, int]]:
-        """Return each Medusa head's predictions."""
+        if isinstance(self.heads, EagleHead):
+            return self._unrolled(self.heads, states, ids, labels, rounds)
         batch, width, hidden = states.shape
         predicted = self.heads(states.reshape(-1, hidden)).view(-1, batch, width, hidden)
         return [(one, number, 0) for number, one in enumerate(predicted, start=1)]
 
-    def _unrolled(self, states: Tensor, ids: Tensor, labels: Tensor, rounds: int) -> list[tuple[Tensor, int, int]]:
+    def _unrolled(
+        self, heads: EagleHead, states: Tensor, ids: Tensor, labels: Tensor, rounds: int
+    ) -> list[tuple[Tensor, int, int]]:
         """Return the EAGLE head's predictions, one for each round.
 
         In the first round every state is the target's own. In the next, the newest one of each position is the head's
         own prediction, and so on, as when it drafts (EAGLE-3, arXiv 2503.01840).
         """
-        heads = self.heads
-        if not isinstance(heads, EagleHead):
-            raise TypeError(f"heads are {type(heads).__name__}, only those of EAGLE are unrolled")
         width = ids.shape[1]
         nexts = torch.cat((ids[:, 1:], ids[:, -1:]), dim=1)  # the last column's is never used
         embeddings = self.module.get_input_embeddings()(nexts).float()

@@ -108,21 +108,16 @@ def _log_tail(logits: Tensor, top_ids: Tensor, listed: Tensor) -> Tensor:
     return logits.scatter(1, masked, MASKED_LOGIT).logsumexp(1)
 
 
-def loss(kl: Tensor, overlap: Tensor, kind: LossKind, acceptance: float, eta: float) -> Tensor:
+def loss(kl: Tensor, overlap: Tensor, kind: LossKind, acceptance: float) -> Tensor:
     """Return the loss of each position, `[n]`.
 
-    `hybrid` is w KL + (1 - w) TV with w = `kl_weight(acceptance, eta)` (arXiv 2602.23881), where `acceptance` is the
-    mean overlap so far, a constant here. A draft that is far from the target learns by KL, which has a gradient where q
+    `hybrid` is w KL + (1 - w) TV with w = exp(-acceptance) (arXiv 2602.23881, eta 1), where `acceptance` is the mean
+    overlap so far, a constant here. A draft that is far from the target learns by KL, which has a gradient where q
     has no mass; one that is near learns by acceptance itself.
     """
     if kind == "kl":
         return kl
     if kind == "tv":
         return 1 - overlap
-    weight = kl_weight(acceptance, eta)
+    weight = math.exp(-acceptance)
     return weight * kl + (1 - weight) * (1 - overlap)
-
-
-def kl_weight(acceptance: float, eta: float) -> float:
-    """Return the share of KL in the hybrid loss, in (0, 1]."""
-    return math.exp(-eta * acceptance)

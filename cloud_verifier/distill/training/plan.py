@@ -32,8 +32,6 @@ class TrainingPlan(BaseModel):
     """Rank of the LoRA adapters on the layers' matrices (arXiv 2106.09685); 0 trains all weights instead."""
 
     loss: LossKind = "hybrid"
-    eta: float = Field(default=1.0, ge=0)
-    """Rate at which the hybrid loss moves from KL to total variation as acceptance grows (arXiv 2602.23881)."""
     kl_share: float = Field(default=0.0, ge=0, le=1)
     """First part of the run, from 0 to 1, that uses KL alone whatever the loss. Total variation has no gradient where
     the draft gives no probability, so with `tv` a draft that is far from the target needs such a part."""

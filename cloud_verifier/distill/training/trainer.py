@@ -112,7 +112,11 @@ class DraftTrainer:
         self._validation = sample(load_texts(plan.dataset / VALIDATION), plan.measure_tokens)
         self._sampler = BatchSampler(self._texts, plan.batch_tokens, plan.seed)
         self._optimizer = build_optimizer(student, plan)
-        self.progress = self._restored() or TrainingProgress(plan.digest)
+        path = folder / "checkpoint" / STATE
+        restored = checkpoint.restore(path, plan.digest, student, self._optimizer)
+        if restored is not None:
+            log.info("going on from step %d", restored.step)
+        self.progress = restored or TrainingProgress(plan.digest)
         self._saved = self._logged = time.monotonic()
 
     def run(self, stop: Callable[[], bool]) -> bool:
@@ -164,7 +168,7 @@ class DraftTrainer:
     def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> Tensor:
         """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over its positions."""
         kl, overlap = self._forward(self._texts, group)
-        losses = loss(kl, overlap, kind, self.progress.overlap, self._plan.eta)
+        losses = loss(kl, overlap, kind, self.progress.overlap)
         (losses.sum() / labels).backward()  # type: ignore[no-untyped-call]
         return torch.stack([values.detach().double().sum() for values in (losses, kl, overlap)])
 
@@ -178,7 +182,7 @@ class DraftTrainer:
             now.first_overlap = overlap
         if overlap > now.best_overlap:
             now.best_step, now.best_overlap = now.step, overlap
-            checkpoint.write(self._folder / "checkpoint" / BEST, checkpoint.gather(self._student), now)
+            checkpoint.write(self._folder / "checkpoint" / BEST, now, self._student)
         now.seconds += time.monotonic() - began
         shown = "  ".join(f"{name or 'default'} {one:.4f}" for name, one in scores.items())
         log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
@@ -203,17 +207,8 @@ class DraftTrainer:
         return scores
 
     def _save(self) -> None:
-        tensors = checkpoint.gather(self._student, self._optimizer)
-        checkpoint.write(self._folder / "checkpoint" / STATE, tensors, self.progress)
+        checkpoint.write(self._folder / "checkpoint" / STATE, self.progress, self._student, self._optimizer)
         self._saved = time.monotonic()
-
-    def _restored(self) -> TrainingProgress | None:
-        path = self._folder / "checkpoint" / STATE
-        found = checkpoint.restore(path, self._plan.digest, self._student, self._optimizer)
-        if found is None:
-            return None
-        log.info("going on from step %d", found.step)
-        return found
 
     def _log(self, mean_loss: float, kl: float) -> None:
         now = self.progress

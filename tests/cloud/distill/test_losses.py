@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.distill.training.losses import divergence, kl_weight, loss
+from cloud_verifier.distill.training.losses import divergence, loss
 from cloud_verifier.distill.training.plan import LossKind
 
 V = 12
@@ -69,7 +68,7 @@ def test_gradients_are_those_of_finite_differences(kind: LossKind) -> None:
     ids, log_probs, tail = kept(target, 4)
 
     def mean(logits: Tensor) -> Tensor:
-        return loss(*divergence(logits, ids, log_probs, tail), kind, acceptance=0.6, eta=1.5).mean()
+        return loss(*divergence(logits, ids, log_probs, tail), kind, acceptance=0.6).mean()
 
     assert torch.autograd.gradcheck(mean, draft.requires_grad_())
 
@@ -77,7 +76,8 @@ def test_gradients_are_those_of_finite_differences(kind: LossKind) -> None:
 def test_the_hybrid_is_kl_at_first_and_leaves_it_as_acceptance_grows() -> None:
     target, draft = logits_pair()
     kl, overlap = divergence(draft, *kept(target, 4))
-    torch.testing.assert_close(loss(kl, overlap, "hybrid", acceptance=0.0, eta=3.0), kl)
-    torch.testing.assert_close(loss(kl, overlap, "hybrid", acceptance=1.0, eta=50.0), 1 - overlap)
-    weights = [kl_weight(alpha, 2.0) for alpha in np.linspace(0, 1, 5)]
-    assert weights == sorted(weights, reverse=True) and weights[-1] == pytest.approx(math.exp(-2))
+    torch.testing.assert_close(loss(kl, overlap, "hybrid", acceptance=0.0), kl)
+    for acceptance in (0.25, 1.0):
+        weight = math.exp(-acceptance)
+        hybrid = weight * kl + (1 - weight) * (1 - overlap)
+        torch.testing.assert_close(loss(kl, overlap, "hybrid", acceptance=acceptance), hybrid)

@@ -9,6 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cloud_verifier.traffic.passage import Passage
+from cloud_verifier.traffic.recorder import TrafficRecorder
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.ticket import Claims, Target
+from outrider.wire.v1 import session_pb2
 
 NOW = 1_800_000_000.0
 
@@ -34,6 +38,15 @@ def passage(n: int = 4, top: int = 3, seed: int = 0, **changes: Any) -> Passage:
         "expires_unix": NOW + 3600.0,
     }
     return Passage(**made | changes)
+
+
+def begin(recorder: TrafficRecorder, session_id: str = "s", epoch: int = 1, prompt: list[int] | None = None) -> None:
+    """Have a session of acme's recorded for a minute, with its prompt if there is one."""
+    target = Target("t", "sha256:cd", "")
+    claims = Claims(session_id, "acme", "v1", 1, 99, NOW, SessionLimits(), target, traffic_class="code", keep_s=60.0)
+    claims = dataclasses.replace(claims, keep_prompts=prompt is not None)
+    attach = session_pb2.Attach(epoch=epoch, prompt=prompt, sampling=session_pb2.Sampling(temperature=0.7))
+    recorder.begin(attach, claims)
 
 
 def same(one: Passage, other: Passage) -> bool:

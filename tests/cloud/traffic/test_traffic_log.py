@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from passages import NOW, contents, passage, passages, same
+from passages import NOW, begin, contents, passage, passages, same
 from test_traffic_recorder import until
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.traffic import log as module
+from cloud_verifier.traffic import recorder as recorder_module
 from cloud_verifier.traffic.log import TrafficLog, table_of
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder, recorder_of
+from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.wire.v1 import engine_pb2 as pb
 
 DAY_S = 86_400.0
@@ -165,7 +166,7 @@ def test_a_verifiers_recorder_writes_to_the_configured_place_and_tidies_it(tmp_p
     config = VerifierConfig(model=tmp_path, traffic=str(place), traffic_redact=f"{__name__}:nothing_of_5")
     recorder = recorder_of(config, "v7")
     until(lambda: files(place) == [])
-    recorder.begin(RecordedSession("s", "acme", "code", "w", 0.0, 60.0), 1)
+    begin(recorder)
     one = pb.RecordedTokens(
         start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), proposed_depths=b"\1\0"
     )
@@ -180,13 +181,16 @@ def nothing_of_5(tokens, traffic_class, tenant):
     return tokens == 5
 
 
-def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_oldest_go_where_the_log_is_too_large(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(3):
         log = write(tmp_path, [passage(1, session_id=str(number), expires_unix=4e9)])
         newest = max(files(tmp_path), key=lambda path: path.stat().st_mtime_ns)
         os.utime(newest, (0, 1e9 + number))
     most = sum(path.stat().st_size for path in files(tmp_path)[1:])
+    monkeypatch.setattr(recorder_module, "MAX_BYTES", most)
     with caplog.at_level(logging.WARNING):
-        TrafficRecorder(log, max_bytes=most).close()
+        TrafficRecorder(log).close()
     assert "1 of the oldest files were deleted" in caplog.text
     assert sorted(one.session_id for one in read(tmp_path)) == ["1", "2"]

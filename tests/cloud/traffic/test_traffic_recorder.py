@@ -6,23 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 import pytest
-from passages import NOW, contents
+from passages import NOW, begin, contents
 
 from cloud_verifier.engine.recording import put_distributions
 from cloud_verifier.traffic import recorder as module
 from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import RecordingCounts
-from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.wire.v1 import engine_pb2 as pb
-
-SOURCE = RecordedSession("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)
 
 
 class Disk:
@@ -72,7 +69,7 @@ def texts(disk: Disk) -> list[tuple[str, int, list[int]]]:
 def test_what_the_engine_produced_is_written_unchanged() -> None:
     disk = Disk()
     recorder = TrafficRecorder(disk, clock=lambda: NOW)
-    recorder.begin(SOURCE, 1)
+    begin(recorder)
     recorder.take(recorded(7, [5, 6]))
     recorder.take(recorded(9, [4]))
     recorder.close()
@@ -86,12 +83,12 @@ def test_what_the_engine_produced_is_written_unchanged() -> None:
     assert recorder.counts == RecordingCounts(recorded=3)
 
 
-def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -> None:
+def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROMPT_TOKENS", 3)
     disk = Disk()
-    recorder = TrafficRecorder(disk, prompt_tokens=3)
-    asked = np.array([91, 92, 93, 94], dtype=np.int32)
+    recorder = TrafficRecorder(disk)
     for epoch, session_id in enumerate(("whole", "resumed"), 1):
-        recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0, asked), epoch)
+        begin(recorder, session_id, epoch, prompt=[91, 92, 93, 94])
     recorder.take(recorded(0, [5], session_id="whole", epoch=1))
     recorder.take(recorded(1, [6], session_id="whole", epoch=1))
     recorder.take(recorded(9, [5], session_id="resumed", epoch=2))
@@ -104,7 +101,7 @@ def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: py
     disk = Disk()
     recorder = TrafficRecorder(disk)
     for session_id in ("s", "t"):
-        recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0), 1)
+        begin(recorder, session_id)
     recorder.take(recorded(0, [4], session_id="s"))  # too long ago
     recorder.take(recorded(0, [5], session_id="t"))
     recorder.close()
@@ -116,14 +113,14 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough(monkeypatch
     monkeypatch.setattr(module, "FLUSH_TOKENS", 3)
     disk = Disk()
     recorder = TrafficRecorder(disk, flush_s=0.1)
-    recorder.begin(SOURCE, 1)
+    begin(recorder)
     recorder.take(recorded(0, [5]))
     until(lambda: disk.flushes == 1)
     recorder.close()
 
     disk = Disk()
     recorder = TrafficRecorder(disk, flush_s=60.0)
-    recorder.begin(SOURCE, 1)
+    begin(recorder)
     recorder.take(recorded(0, [5, 6]))
     recorder.take(recorded(2, [7]))
     until(lambda: texts(disk) == [("s", 0, [5, 6, 7])])
@@ -132,11 +129,13 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough(monkeypatch
 
 RECORDING = """
 import itertools, sys, time
-from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
+sys.path.append(sys.argv[2])
+from cloud_verifier.traffic.recorder import TrafficRecorder
 from cloud_verifier.traffic.log import TrafficLog
 from outrider.wire.v1 import engine_pb2 as pb
+from passages import begin
 recorder = TrafficRecorder(TrafficLog(sys.argv[1]), flush_s=0.2)
-recorder.begin(RecordedSession("s", "acme", "", "w", 0.0, 60.0), 1)
+begin(recorder)
 for start in itertools.count():
     token = dict(token=[start], top=1, top_ids=bytes(4), top_log_probs=bytes(2), tail=bytes(2), proposed_depths=b"0")
     recorder.take(pb.EngineEvent(session_id="s", epoch=1, recorded=pb.RecordedTokens(start=start, **token)))
@@ -148,7 +147,8 @@ def test_what_a_killed_recorder_has_written_stays_whole(tmp_path: Path) -> None:
     def kept() -> list[int]:
         return [token for one in TrafficLog(str(tmp_path)).read() for token in one.tokens.tolist()]
 
-    with subprocess.Popen([sys.executable, "-c", RECORDING, str(tmp_path)], stdout=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-c", RECORDING, str(tmp_path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         for _ in range(3):  # each flush writes what came since the last one
             before = len(kept())
             until(lambda before=before: len(kept()) > before)
@@ -163,7 +163,7 @@ def test_a_disk_that_hangs_delays_no_session_and_dropped_tokens_are_counted(monk
     disk = Disk()
     disk.go_on.clear()
     recorder = TrafficRecorder(disk)
-    recorder.begin(SOURCE, 1)
+    begin(recorder)
     recorder.take(recorded(0, [1]))
     until(lambda: disk.asked == 1)
     for start in range(1, 101):
@@ -179,12 +179,12 @@ def test_while_too_much_waits_for_the_hook_only_sessions_that_are_recorded_alrea
     monkeypatch.setattr(module, "WAITING_TOKENS", 2)
     disk = Disk()
     recorder = TrafficRecorder(disk, redact=lambda tokens, *_: np.zeros(len(tokens), bool), clock=lambda: NOW)
-    recorder.begin(SOURCE, 1)
+    begin(recorder)
     recorder.take(recorded(0, [1, 2, 3]))
     until(lambda: recorder._passages.waiting == 3)
-    recorder.begin(replace(SOURCE, session_id="t"), 1)
+    begin(recorder, "t")
     recorder.take(recorded(0, [7], session_id="t"))
-    recorder.begin(SOURCE, 2)
+    begin(recorder, epoch=2)
     recorder.take(recorded(3, [4], epoch=2))
     recorder.close()
     assert texts(disk) == [("s", 0, [1, 2, 3, 4])]
@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_is_tried_again_and_what_it_never_takes_is_counted(
     disk = Disk()
     disk.full = True
     recorder = TrafficRecorder(disk)
-    recorder.begin(SOURCE, 1)
+    begin(recorder)
     for start in range(4):
         recorder.take(recorded(start, [start]))
         until(lambda start=start: disk.asked == (start + 1) * (start + 2) // 2)
