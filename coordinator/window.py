@@ -286,7 +286,7 @@ def predict(views: Sequence[View], length_s: float) -> Options:
     return Options(k, depth, granted_ms, np.where(exists, tokens, -np.inf), nodes, tokens_per_step, given)
 
 
-def choose(options: Options, step_s: StepSeconds, tolerance: float = TOLERANCE) -> tuple[Ints, float]:
+def choose(options: Options, step_s: StepSeconds) -> tuple[Ints, float]:
     """Return the option of each session with which the verifier commits most, and the price at which they are best.
 
         maximise  sum E_i / t(sum n_i)   subject to   E_i / t(sum n_i) >= least   for each session that has a choice
@@ -295,7 +295,7 @@ def choose(options: Options, step_s: StepSeconds, tolerance: float = TOLERANCE) 
     fair option, and that may make it longer still: so the options at each price are found anew until the step is as
     long as was assumed.
     """
-    least = least_rate(options, step_s, tolerance)
+    least = least_rate(options, step_s)
     worth = options.tokens - PRICES[:, None, None] * options.nodes
     lengths_s = np.full(len(PRICES), float(step_s(options.nodes[options.given, 0].sum())))
     for _ in range(FAIR_ROUNDS):
@@ -309,12 +309,12 @@ def choose(options: Options, step_s: StepSeconds, tolerance: float = TOLERANCE) 
     return chosen[best], min(1.0, float(PRICES[best]))
 
 
-def least_rate(options: Options, step_s: StepSeconds, tolerance: float) -> float:
+def least_rate(options: Options, step_s: StepSeconds) -> float:
     """Return the tokens per second that a session must have: those without speculation, less the tolerance.
 
     What is given is there in any case, so that it counts on both sides.
     """
-    return (1.0 - tolerance) / float(step_s(options.nodes[options.given, 0].sum()))
+    return (1.0 - TOLERANCE) / float(step_s(options.nodes[options.given, 0].sum()))
 
 
 class Replayed(NamedTuple):
@@ -484,7 +484,7 @@ def _kept(views: Sequence[View], options: Options, chosen: Ints, price: float, s
     keeps = same.any(axis=1) & ((options.k[rows, chosen] > 0) | ~failed)
     kept = np.where(keeps, same.argmax(axis=1), chosen)
     tokens, nodes = options.of(kept)
-    least = least_rate(options, step_s, TOLERANCE) * float(step_s(nodes.sum()))
+    least = least_rate(options, step_s) * float(step_s(nodes.sum()))
     return kept if tokens[~options.given].min(initial=np.inf) >= least else chosen
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -74,7 +74,7 @@ def _add_loop(commands: Any) -> None:
     status = commands.add_parser("status", help="show the loop's stage, its past runs, and the releases")
     status.set_defaults(run=lambda options: asyncio.run(_status(_config(options))))
     for command in (run, once, status):
-        _add_settings(command, DistillConfig.model_fields.keys())
+        _add_settings(command)
 
     forget = commands.add_parser("forget", help="delete what was recorded of a tenant, which has withdrawn its consent")
     forget.add_argument("tenant", metavar="TENANT", help="name of the tenant")
@@ -123,7 +123,7 @@ def _add_publishing(commands: Any) -> None:
         "--verdict", type=Path, metavar="JSON", help="output of `gate`, for the manifest's metrics [default: none]"
     )
     publish.set_defaults(run=lambda options: asyncio.run(_publish(_fetched(_config(options)), options)))
-    _add_settings(publish, DistillConfig.model_fields.keys(), " FILE")
+    _add_settings(publish, " FILE")
 
     key = commands.add_parser("key", help="make a publisher's key, or show the public half of an existing one")
     key.add_argument(
@@ -133,11 +133,11 @@ def _add_publishing(commands: Any) -> None:
     add_config_options(key, DistillConfig, check=False)
 
 
-def _add_settings(command: argparse.ArgumentParser, names: Collection[str], operands: str = "") -> None:
+def _add_settings(command: argparse.ArgumentParser, operands: str = "") -> None:
     command.epilog = " ".join(filter(None, (command.epilog, epilog(DistillConfig))))
     command.usage = f"%(prog)s [OPTION ...]{operands}"
     add_config_options(command, DistillConfig)
-    add_settings(command, DistillConfig, names)
+    add_settings(command, DistillConfig)
 
 
 def _config(options: argparse.Namespace) -> DistillConfig:
@@ -208,7 +208,7 @@ def _be_quiet() -> None:
 
 async def _status(config: DistillConfig) -> int:
     from cloud_verifier.distill.loop import described, release_client
-    from cloud_verifier.distill.publisher import state_of
+    from outrider.wire.manifest import state_of
 
     print(described(config))
     for run in all_runs(config.runs):
@@ -223,7 +223,8 @@ async def _status(config: DistillConfig) -> int:
 
 async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
     from cloud_verifier.distill.loop import publishing, target_hashes
-    from cloud_verifier.distill.publisher import serve_heads, state_of
+    from cloud_verifier.distill.publisher import serve_heads
+    from outrider.wire.manifest import state_of
 
     if not options.file.is_file():
         raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")

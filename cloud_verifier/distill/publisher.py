@@ -24,7 +24,7 @@ from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest
 from outrider.wire.channels import ClientTls, channel
-from outrider.wire.manifest import read_unverified, sign
+from outrider.wire.manifest import read_unverified, sign, state_of
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -150,11 +150,6 @@ class Publisher:
             if read_unverified(one.manifest).weights_hash == self._target.weights_hash:
                 found.setdefault(one.name, one)
         return found
-
-
-def state_of(release: pb.Release) -> str:
-    """Return the name of a release's state: candidate, canary, stable, superseded or rolled_back."""
-    return pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower()
 
 
 def serve_heads(file: Path, folder: Path, weights_hash: str) -> str:

@@ -164,7 +164,8 @@ class TrafficLog:
     def _put(self, path: str, table: Any) -> int:
         """Write a file, and return its size. If the process is killed midway, nothing has changed. Raises OSError."""
         sink, target = pa.BufferOutputStream(), f"{self._root}/{path}"
-        compact = {"use_dictionary": _STRINGS, "use_byte_stream_split": _elements("top_log_probs", "tail")}
+        floats = [f"{name}.list.element" for name in ("top_log_probs", "tail")]  # as Parquet calls the lists' values
+        compact = {"use_dictionary": _STRINGS, "use_byte_stream_split": floats}
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True, **compact)
         data = bytes(sink.getvalue())
         if self._local:
@@ -230,11 +231,6 @@ def passages_of(table: Any) -> Iterator[Passage]:
         for name, kind in (("top_ids", np.int32), ("top_log_probs", np.float32)):
             fields[name] = fields.get(name, np.zeros(0, kind)).reshape(n, top)
         yield Passage(**{"tail": np.zeros(n, np.float32)} | fields)
-
-
-def _elements(*names: str) -> list[str]:
-    """Return what Parquet calls the values in columns of lists."""
-    return [f"{name}.list.element" for name in names]
 
 
 def _day(time_unix: float) -> str:

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from coordinator.releases.handlers import ReleaseHandlers
-from coordinator.releases.lifecycle import CANARY, CANDIDATE, ROLLED_BACK, STABLE, SUPERSEDED, words
+from coordinator.releases.lifecycle import CANARY
 from coordinator.store.redis_store import StoreCounters, call_histograms
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import OutriderError
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 NAME = "outrider_coordinator"
 STATES = ("serving", "cordoned", "draining")
 """Of verifiers; new sessions are placed on serving ones alone."""
+RELEASE_STATES = ("candidate", "canary", "stable", "superseded", "rolled_back")
 TARGET_DIGITS = 12
 """Digits of a target's hash in its label."""
 SPEEDUPS = (0.8, 0.9, 0.98, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 """Histogram bounds of a speed-up over no speculation."""
 REFRESH_S = 1.0
 """Shortest time between two reads of the store, however many scrapes come."""
-
-
 PLACEMENTS = tuple((kind, standby) for kind in ("open", "resume") for standby in ("yes", "no"))
+"""All series exist from the beginning: a rate misses the event that creates one."""
 
 
 @dataclass
@@ -52,8 +52,7 @@ class CoordinatorCounters:
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed calls, by RPC and class of the error."""
     placed: Counter[tuple[str, str]] = field(default_factory=lambda: Counter(dict.fromkeys(PLACEMENTS, 0)))
-    """Placements, by kind (open or resume) and whether there is a standby (yes or no). All series exist from the
-    beginning: a rate misses the event that creates one."""
+    """Placements, by kind (open or resume) and whether there is a standby (yes or no)."""
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
     """CPU seconds per decision on all sessions of a verifier."""
     window_k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
@@ -61,11 +60,11 @@ class CoordinatorCounters:
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
     """Predicted of these windows, over no speculation."""
 
-    def refuse(self, call: str, error: Exception) -> None:
+    def count_refusal(self, call: str, error: Exception) -> None:
         """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""
         self.refused[call, type(error).__name__ if isinstance(error, OutriderError) else "InternalError"] += 1
 
-    def decide(self, made: Iterable[pb.WindowDecision], seconds: float) -> None:
+    def count_decisions(self, made: Iterable[pb.WindowDecision], seconds: float) -> None:
         """Count the decisions about all sessions of a verifier, which took so many seconds together."""
         self.decide_s.add(seconds)
         for decision in made:
@@ -136,9 +135,8 @@ def _verifiers(verifiers: Sequence[pb.VerifierStatus] | None) -> Iterator[Metric
 
 
 def _releases(releases: Sequence[pb.Release] | None, now: float) -> Iterator[Metric]:
-    states = Counter(release.state for release in releases or ())
-    known = (CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK)
-    shown = {} if releases is None else {words(state).replace(" ", "_"): states[state] for state in known}
+    states = Counter(map(manifests.state_of, releases or ()))
+    shown = {} if releases is None else {state: states[state] for state in RELEASE_STATES}
     yield gauge(f"{NAME}_releases", "Releases of drafts by state", shown, "state")
     canaries = [release for release in releases or () if release.state == CANARY]
     trials = {_shown(manifests.read_unverified(release.manifest).weights_hash): release for release in canaries}

@@ -132,7 +132,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
             return tuple(made.values()), time.thread_time() - begun
 
         decisions, seconds = await asyncio.to_thread(decide)
-        self.counters.decide(decisions, seconds)
+        self.counters.count_decisions(decisions, seconds)
         await self.sessions.set_decisions(name, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
 

@@ -67,7 +67,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does
 
             collector = CoordinatorCollector(counters, verifiers, releases)
-            metrics = serving(config.metrics, prometheus.registry(collector), watch.ailing, collector.refresh)
+            metrics = serving(config.metrics, prometheus.registry(collector), watch.unhealthy, collector.refresh)
             await stack.enter_async_context(metrics)
         yield f"{config.listen.rpartition(':')[0]}:{port}"
 
@@ -98,7 +98,7 @@ class StoreWatch:
         self._embedded = embedded
         self._serving = True
 
-    def ailing(self) -> str:
+    def unhealthy(self) -> str:
         """Return why no device should open a session here; empty if devices may."""
         return "" if self._serving else "the store does not answer"
 

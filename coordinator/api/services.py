@@ -67,7 +67,7 @@ def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q
             with traces.span(f"outrider.coordinator.{name}", metadata):
                 return await method(self, request, _caller.get())
         except Exception as error:
-            self.counters.refuse(name, error)
+            self.counters.count_refusal(name, error)
             await abort(context, error)
         finally:
             self.counters.calls_s[name].add(time.perf_counter() - begun)
@@ -92,7 +92,7 @@ class Admission:
             return caller.name if caller.api_key_id else None
         except Exception as error:
             logs.note(request=logs.request_id_from(metadata))
-            self._counters.refuse(name, error)
+            self._counters.count_refusal(name, error)
             raise
 
     async def _caller_of(self, service: str, metadata: Metadata) -> Caller:

@@ -37,13 +37,7 @@ _OF_OTHERS = {
     **{command: set[str]() for command in ("demo", "estimate", "config")},
 }
 """Command that asks no coordinator -> those of `_CONNECTION` that it has all the same."""
-_VERBS = {
-    "verifiers": "list",
-    "sessions": "list",
-    "window": "show",
-    "releases": "list",
-    "tenants": "list",
-}
+_VERBS = {"window": "show"} | dict.fromkeys(("verifiers", "sessions", "releases", "tenants"), "list")
 """Verbs that are meant where a noun has none."""
 EPILOG = """\
 exit codes:

@@ -13,7 +13,7 @@ from coordinator.cli.output import SHORT, Columns, Document, Result, facts, fiel
 from coordinator.cli.tenants import date
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import name_of, read_unverified
+from outrider.wire.manifest import name_of, read_unverified, state_of
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -30,13 +30,13 @@ _WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
 
 
 async def list_releases(options: argparse.Namespace, call: AdminCall) -> Result:
-    known = await _known(call)
+    known = await _releases(call)
     notice = f"{options.limit} of {len(known)} releases are shown; --limit N shows more"
     return _listed(known[: options.limit], notice if len(known) > options.limit else "")
 
 
 async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
-    shown = list(map(_document, await _known(call, options.release)))
+    shown = list(map(_document, await _releases(call, options.release)))
     return Result({"releases": shown}, "\n\n".join(map(facts, shown)))
 
 
@@ -50,7 +50,7 @@ async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
         raise BadRequest(f"{file} is no manifest that `outrider-distill publish` wrote", field="manifest") from error
     name = name_of(read_unverified(raw))
     await _publish(call, raw)
-    return _listed((await _known(call, name))[:1])
+    return _listed((await _releases(call, name))[:1])
 
 
 async def update(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -66,8 +66,8 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     if options.key is None:
         return await _updated(call, options.release, "ROLL_BACK")
     signer = Signer.load(options.key)
-    known = await _known(call)
-    current = (await _known(call, options.release))[0]
+    known = await _releases(call)
+    current = (await _releases(call, options.release))[0]
     if current.state != pb.RELEASE_STATE_STABLE:
         return await _updated(call, options.release, "ROLL_BACK")
     _check_key(current, signer)
@@ -79,7 +79,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     again.version, again.created_unix = _next_version(again.weights_hash, known), time.time()
     name = name_of(again)
     await _publish(call, manifests.sign(again, signer))
-    released = (await _known(call, name))[0]
+    released = (await _releases(call, name))[0]
     if released.state != pb.RELEASE_STATE_CANARY:
         return _listed(
             [released],
@@ -89,7 +89,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     return await _updated(call, name, "PROMOTE")
 
 
-async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
+async def _releases(call: AdminCall, release: str = "") -> list[pb.Release]:
     """Return all releases, or those whose hash begins with `release`; the newest of each target first."""
     return list((await call("ListReleases", pb.ListReleasesRequest(release=release))).releases)
 
@@ -147,17 +147,13 @@ def _next_version(weights: str, known: Sequence[pb.Release]) -> int:
 
 
 def _document(release: pb.Release) -> Document:
-    manifest = read_unverified(release.manifest)
-    known_here = release.state in pb.ReleaseState.values()  # a newer coordinator may have more states
-    state = pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower() if known_here else "unknown"
-    signed_by = pb.SignedManifest.FromString(release.manifest).key_id
-    known = {
+    return {
         "release": release.name,
-        "signed_by": signed_by,
-        **fields(manifest),
+        "signed_by": pb.SignedManifest.FromString(release.manifest).key_id,
+        **fields(read_unverified(release.manifest)),
         **fields(release, "manifest", "name", "version"),
+        "state": state_of(release),
     }
-    return {**known, "state": state}
 
 
 def _state(r: Document) -> str:

@@ -110,7 +110,7 @@ class ReleaseHandlers:
         )
         track = await self._change(manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time()))
         published = lifecycle.signed_as(track, raw) or new
-        log.info("release %s, version %d: %s", published.name, published.version, lifecycle.words(published.state))
+        log.info("release %s, version %d: %s", published.name, published.version, lifecycle.words(published))
         return published
 
     async def releases(self, beginning: str = "") -> tuple[int, list[pb.Release]]:
@@ -145,7 +145,7 @@ class ReleaseHandlers:
         after = await self._change(track.weights, applied)
         release = lifecycle.signed_as(after, chosen.manifest) or chosen
         what = pb.ReleaseAction.Name(action).removeprefix("RELEASE_ACTION_").replace("_", "").lower()
-        log.info("%s of release %s by an operator: %s", what, release.name, lifecycle.words(release.state))
+        log.info("%s of release %s by an operator: %s", what, release.name, lifecycle.words(release))
         return release
 
     async def serial(self) -> int:
@@ -192,7 +192,7 @@ class ReleaseHandlers:
 
         decided = lifecycle.signed_as(await self._change(track.weights, settled), canary.manifest) or canary
         if decided.state != CANARY:
-            state = lifecycle.words(decided.state)
+            state = lifecycle.words(decided)
             log.warning("release %s, version %d: %s, %s", decided.name, decided.version, state, decided.reason)
 
     # --- samples of a trial
@@ -331,7 +331,8 @@ class ReleaseHandlers:
         A trial's window begins anew, since its samples are lost. No version is taken twice.
         """
         await self._read()
-        lost = [kept for kept in self._kept.values() if self._revision(kept.weights) < kept.revision]
+        none = pb.ReleaseTrack()
+        lost = [kept for kept in self._kept.values() if self._tracks.get(kept.weights, none).revision < kept.revision]
         for kept in lost:
 
             def restored(track: pb.ReleaseTrack, kept: pb.ReleaseTrack = kept) -> None:
@@ -346,9 +347,6 @@ class ReleaseHandlers:
         if lost:
             log.warning("the store had lost decisions on draft releases; put back what %s knows of them", self._path)
             await self._read()
-
-    def _revision(self, weights: str) -> int:
-        return self._tracks[weights].revision if weights in self._tracks else 0
 
     async def _keep(self, tracks: Iterable[pb.ReleaseTrack]) -> None:
         """Copy the tracks that are not older than the copy, which also keeps lost ones. A full disk is only logged."""

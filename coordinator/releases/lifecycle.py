@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from coordinator.releases.evidence import BOUND, LOG_THRESHOLD
 from outrider.core.errors import BadRequest, NotFound
+from outrider.wire.manifest import state_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 CANDIDATE, CANARY, STABLE = pb.RELEASE_STATE_CANDIDATE, pb.RELEASE_STATE_CANARY, pb.RELEASE_STATE_STABLE
@@ -142,13 +143,13 @@ def apply(track: pb.ReleaseTrack, release: pb.Release, action: pb.ReleaseAction,
         release.pinned = False
         _advance(track, now)
     elif release.state in OVER:
-        raise _refused(f"version {release.version} is {words(release.state)}, for good")
+        raise _refused(f"version {release.version} is {words(release)}, for good")
     else:
         release.pinned = True
 
 
-def words(state: pb.ReleaseState) -> str:
-    return pb.ReleaseState.Name(state).removeprefix("RELEASE_STATE_").replace("_", " ").lower()
+def words(release: pb.Release) -> str:
+    return state_of(release).replace("_", " ")
 
 
 def _promote(track: pb.ReleaseTrack, release: pb.Release, now: float) -> None:
@@ -161,7 +162,7 @@ def _promote(track: pb.ReleaseTrack, release: pb.Release, now: float) -> None:
     again = f"publish its file as version {track.newest + 1}"
     if release.state in OVER:
         raise _refused(
-            f"version {release.version} is {words(release.state)}, and devices that had a newer one take no older one;"
+            f"version {release.version} is {words(release)}, and devices that had a newer one take no older one;"
             f" {again}"
         )
     if stable is not None and release.version < stable.version:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from outrider.core.errors import BadRequest, between
+from outrider.core.errors import BadRequest
 
 MAX_LABEL = 64
 _WORD = re.compile(r"[A-Za-z0-9._-]*")
@@ -14,12 +14,6 @@ def at_most(field: str, value: int, most: int) -> None:
     """Raise BadRequest if the value is above the bound."""
     if value > most:
         raise BadRequest.bound(field, value, f"at most {most}")
-
-
-def measure(field: str, value: float, most: float) -> float:
-    """Return a measured value. Raises BadRequest unless it is a number from 0 to `most`."""
-    between(field, value, 0, most)
-    return value
 
 
 def text(field: str, value: str, least: int, most: int) -> str:

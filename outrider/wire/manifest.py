@@ -43,6 +43,12 @@ def name_of(manifest: pb.Manifest) -> str:
     return manifest.artifact.removeprefix(PREFIX)
 
 
+def state_of(release: pb.Release) -> str:
+    """Return the name of a release's state, such as rolled_back; "unknown" for one of a newer coordinator."""
+    known = release.state in pb.ReleaseState.values()
+    return pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower() if known else "unknown"
+
+
 def sign(manifest: pb.Manifest, signer: Signer) -> bytes:
     """Return a serialised SignedManifest. Raises BadRequest for a manifest that `verify` would refuse."""
     _check(manifest)

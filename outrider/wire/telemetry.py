@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from outrider.core.acceptance.history import HIT
+from outrider.core.errors import between
 from outrider.core.protocol.messages import MAX_SESSION_ID
-from outrider.wire.bounds import at_most, identifier, is_label, label, measure
+from outrider.wire.bounds import at_most, identifier, is_label, label
 from outrider.wire.v1 import telemetry_pb2 as pb
 
 MAX_LIVE_SESSIONS = 8_192
@@ -38,8 +39,8 @@ def check_session(message: pb.SessionTelemetry) -> None:
     identifier("session_id", message.session_id, MAX_SESSION_ID)
     label("sessions.tenant", message.tenant)
     for name in ("rtt_ms", "draft_ms", "nodes_per_level"):
-        measure(f"sessions.{name}", getattr(message, name), MAX_MEASURE)
-    measure("sessions.server_gain", message.server_gain, MAX_SERVER_GAIN)
+        between(f"sessions.{name}", getattr(message, name), 0, MAX_MEASURE)
+    between("sessions.server_gain", message.server_gain, 0, MAX_SERVER_GAIN)
     message.nodes_per_level = min(message.nodes_per_level, MAX_NODES_PER_LEVEL)
     for name in ("draft_release", "traffic_class"):
         if not is_label(getattr(message, name)):
@@ -54,11 +55,11 @@ def check_verifier(message: pb.VerifierTelemetry) -> None:
     at_most("live_sessions", message.live_sessions, MAX_LIVE_SESSIONS)
     at_most("entries in step_cost_ms", len(message.step_cost_ms), MAX_COST_ENTRIES)
     at_most("entries in timing_ms", len(message.timing_ms), MAX_PARTS)
-    measure("min_acceptance", message.min_acceptance, 1.0)
+    between("min_acceptance", message.min_acceptance, 0, 1.0)
     for name in ("step_ms", "tokens_per_s", "node_ms", "session_cost_ms", "rtt_ms"):
-        measure(name, getattr(message, name), MAX_MEASURE)
+        between(name, getattr(message, name), 0, MAX_MEASURE)
     for rows, ms in message.step_cost_ms.items():
-        measure(f"step_cost_ms of {rows}", ms, MAX_MEASURE)
+        between(f"step_cost_ms of {rows}", ms, 0, MAX_MEASURE)
     for part, ms in message.timing_ms.items():
         at_most("length of a name in timing_ms", len(part), MAX_PART_NAME)
-        measure(f"timing_ms of {part}", ms, MAX_MEASURE)
+        between(f"timing_ms of {part}", ms, 0, MAX_MEASURE)

@@ -64,16 +64,13 @@ class OutputColumns:
         if rows is not None:
             target = self.top_ids[rows], self.top_log_probs[rows], self.tail[rows]
         parts = [
-            self._divergence(*(one[at : at + ROWS] for one in (states, *target)))
+            divergence(self._logits(states[at : at + ROWS]), *(one[at : at + ROWS] for one in target))
             for at in range(0, max(1, len(states)), ROWS)
         ]
         return torch.cat([kl for kl, _ in parts]), torch.cat([overlap for _, overlap in parts])
 
-    def _divergence(
-        self, states: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        logits = functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
-        return divergence(logits, top_ids, top_log_probs, tail)
+    def _logits(self, states: Tensor) -> Tensor:
+        return functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
 
 
 def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:

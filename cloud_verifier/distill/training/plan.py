@@ -88,11 +88,6 @@ class TrainingPlan(BaseModel):
         (folder / PLAN).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     @property
-    def begins_anew(self) -> bool:
-        """Return whether new heads are trained, so that there is no base to go on from."""
-        return self.heads is not None and not self.base.is_file()
-
-    @property
     def digest(self) -> str:
         """Return a digest by which a checkpoint names its plan."""
         # Only of the fields that were given: a field that a later version adds does not invalidate checkpoints.
@@ -108,7 +103,3 @@ class TrainingPlan(BaseModel):
         warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         decay = min(1.0, (1 - self.progress(step, seconds)) / self.decay_share) if self.decay_share else 1.0
         return self.learning_rate * warmup * decay
-
-    def loss_at(self, step: int, seconds: float) -> LossKind:
-        """Return the loss of the next step."""
-        return "kl" if self.progress(step, seconds) < self.kl_share else self.loss

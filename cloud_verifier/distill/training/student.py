@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +45,9 @@ def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
     """
     if plan.heads is not None:
         return load_heads_student(plan)
-    model = load_base(plan.base)
+    base = plan.base
+    model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.set_attn_implementation("sdpa")  # causal where no mask is given
     if plan.token_rate_share == 0:
         for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
             layer.requires_grad_(False)
@@ -59,10 +59,3 @@ def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
     rank, matrices = plan.lora_rank, list(_LORA_MATRICES)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, task_type="CAUSAL_LM")
     return Student(model, get_peft_model(model, config).merge_and_unload)
-
-
-def load_base(base: Path) -> PreTrainedModel:
-    """Load a draft from a GGUF file or a Hugging Face folder, in float32. Raises StageFailed, OSError, ValueError."""
-    model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model.set_attn_implementation("sdpa")  # causal where no mask is given
-    return cast(PreTrainedModel, model)

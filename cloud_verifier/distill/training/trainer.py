@@ -76,7 +76,8 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
     student = load_student(plan)
     base = {name: parameter.detach().clone() for name, parameter in checkpoint.trainable(student).items()}
     checkpoint.restore(folder / "checkpoint" / BEST, plan.digest, student)
-    if not plan.begins_anew and not plan.lora_rank:
+    new_heads = plan.heads is not None and not plan.base.is_file()  # which have no base to go on from
+    if not new_heads and not plan.lora_rank:
         with torch.no_grad():
             for name, parameter in checkpoint.trainable(student).items():
                 parameter.lerp_(base[name], plan.base_share)
@@ -126,11 +127,12 @@ class DraftTrainer:
         if now.step == 0:
             self._evaluate()
         while True:
-            finished = plan.progress(now.step, now.seconds) >= 1
+            progress = plan.progress(now.step, now.seconds)
+            finished = progress >= 1
             if finished or stop():
                 break
             began = time.monotonic()
-            self._step(plan.rate_at(now.step, now.seconds), plan.loss_at(now.step, now.seconds))
+            self._step(plan.rate_at(now.step, now.seconds), "kl" if progress < plan.kl_share else plan.loss)
             now.seconds += time.monotonic() - began
             if now.step % plan.measure_steps == 0:
                 self._evaluate()

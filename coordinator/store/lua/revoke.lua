@@ -1,6 +1,6 @@
 -- End tickets before their time. What was revoked before is not revoked anew.
 -- KEYS: 1 revoked ZSET
--- ARGV: 1 what they have in common, 2 ms after which none of them is valid any more, 3 most entries, of which the oldest go
+-- ARGV: 1 "session_id:<id>" or "api_key_id:<id>" that they have in common, 2 ms after which none of them is valid any more, 3 most entries, of which the oldest go
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - 1000 * tonumber(ARGV[2])))
