@@ -48,9 +48,7 @@ def best(found: Sequence[Room]) -> Room | None:
 
 def candidates(fleet: Fleet, wanted: Target, failed: Container[str], draw: random.Random) -> list[str]:
     """Return the verifiers that can serve the target in random order, those that have failed the session last."""
-    # Of many verifiers most have the very same target.
-    serving = {id(target) for target in {id(one): one for one in fleet.values()}.values() if fits(target, wanted)}
-    fitting = [verifier_id for verifier_id, target in fleet.items() if id(target) in serving]
+    fitting = [verifier_id for verifier_id, target in fleet.items() if fits(target, wanted)]
     draw.shuffle(fitting)
     return sorted(fitting, key=failed.__contains__)
 

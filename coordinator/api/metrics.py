@@ -144,17 +144,17 @@ def _releases(releases: Sequence[pb.Release] | None, now: float) -> Iterator[Met
     yield gauge(f"{NAME}_canary_age_seconds", "Since the trial's begin", ages, "target")
     samples: dict[tuple[str, str], float] = {}
     acceptance: dict[tuple[str, str], float] = {}
-    logs: dict[tuple[str, str], float] = {}
+    log_evidence: dict[tuple[str, str], float] = {}
     for target, release in trials.items():
         e = release.evidence
         samples |= {(target, "canary"): e.canary_samples, (target, "stable"): e.stable_samples}
         acceptance |= {(target, "canary"): e.canary_acceptance, (target, "stable"): e.stable_acceptance}
-        logs |= {(target, "better"): e.log_better, (target, "worse"): e.log_worse}
+        log_evidence |= {(target, "better"): e.log_better, (target, "worse"): e.log_worse}
     yield gauge(f"{NAME}_canary_samples", "Sessions compared", samples, "target", "arm")
     text = "Share of positions whose first proposal was accepted, 0 to 1"
     yield gauge(f"{NAME}_canary_acceptance_ratio", text, acceptance, "target", "arm")
     text = "Logarithm of the likelihood ratio that the canary is as good, or worse by the bound"
-    yield gauge(f"{NAME}_canary_log_evidence", text, logs, "target", "way")
+    yield gauge(f"{NAME}_canary_log_evidence", text, log_evidence, "target", "way")
 
 
 def _shown(weights_hash: str) -> str:

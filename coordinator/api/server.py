@@ -52,10 +52,13 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(releases, tenants, embedded)
         server = channels.server(max_rpcs=MAX_RPCS, admit=Admission(authenticator, counters))
-        shared = store, verifiers, keys, config, counters, authenticator, tenants, releases
-        stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(*shared), server)  # type: ignore[no-untyped-call]
-        stubs.add_RegistryServicer_to_server(RegistryServicer(*shared), server)  # type: ignore[no-untyped-call]
-        stubs.add_AdminServicer_to_server(AdminServicer(*shared), server)  # type: ignore[no-untyped-call]
+        for servicer, add in (
+            (CoordinatorServicer, stubs.add_CoordinatorServicer_to_server),
+            (RegistryServicer, stubs.add_RegistryServicer_to_server),
+            (AdminServicer, stubs.add_AdminServicer_to_server),
+        ):
+            served = servicer(store, verifiers, keys, config, counters, authenticator, tenants, releases)
+            add(served, server)  # type: ignore[no-untyped-call]
         watch.health.add_to(server)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()

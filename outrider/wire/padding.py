@@ -21,7 +21,8 @@ def padded(message: M, least: int = LEAST_BYTES) -> M:
     """Fill a message's padding, so that it has `least` bytes, or twice as many as often as needed up to 4,096, and from
     there on a multiple of that more. Return it."""
     size, whole = message.ByteSize(), least
-    # From 128 zeros on their length takes a second byte, so exactly 130 bytes cannot be filled.
+    # The field takes two bytes besides its zeros, and three from 128 zeros on, so that exactly 130 bytes cannot be
+    # filled. From a size to the next one above 256 there is room enough for 131; below, 130 never are left.
     while size > whole - (2 if whole <= 2 * LEAST_BYTES else 131):
         whole += min(whole, _STEP_BYTES)
     left = whole - size
