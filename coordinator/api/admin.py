@@ -9,7 +9,7 @@ import logging
 import re
 import time
 
-from coordinator.api.authentication import Caller, tenant_name
+from coordinator.api.authentication import tenant_name
 from coordinator.api.services import Servicer, rpc, session_id, verifier_id
 from coordinator.config import SESSION_MS, TICKET_MS
 from coordinator.store import quotas
@@ -50,7 +50,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         self._started = time.monotonic()
 
     @rpc
-    async def ListVerifiers(self, request: pb.ListVerifiersRequest, caller: Caller) -> pb.ListVerifiersResponse:
+    async def ListVerifiers(self, request: pb.ListVerifiersRequest) -> pb.ListVerifiersResponse:
         """Return one verifier, or a page of all. Raises NotFound."""
         limit = _limit(request.limit)
         after = verifier_id("after", request.after) if request.after else ""
@@ -68,7 +68,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         )
 
     @rpc
-    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: Caller) -> pb.UpdateVerifierResponse:
+    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest) -> pb.UpdateVerifierResponse:
         """Cordon, uncordon or drain a verifier. Raises NotFound."""
         action = _VERIFIER_ACTIONS.get(request.action)
         if action is None:
@@ -80,7 +80,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         return pb.UpdateVerifierResponse(verifier=next(iter(await self.verifiers.find([name])), None))
 
     @rpc
-    async def ListSessions(self, request: pb.ListSessionsRequest, caller: Caller) -> pb.ListSessionsResponse:
+    async def ListSessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         """Return one session that holds a place, or a page of them by verifier and id. Raises NotFound."""
         of_verifier = verifier_id("verifier_id", request.verifier_id) if request.verifier_id else ""
         tenant = tenant_name(request.tenant) if request.tenant else ""
@@ -104,7 +104,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         return pb.ListSessionsResponse(sessions=found, next=following, total=total, default_bounds=default_bounds)
 
     @rpc
-    async def UpdateSession(self, request: pb.UpdateSessionRequest, caller: Caller) -> pb.UpdateSessionResponse:
+    async def UpdateSession(self, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
         """End a session for good, or bound its window, or every other session's (""). Raises NotFound or BadRequest."""
         match request.action:
             case pb.SESSION_ACTION_KILL:
@@ -125,14 +125,14 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         raise BadRequest.bound("action", request.action, "KILL or BOUND")
 
     @rpc
-    async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
+    async def ListTenants(self, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
         after = tenant_name(request.after) if request.after else ""
         found, following = await self.tenants.listed(after, _limit(request.limit))
         anonymous = await self.authenticator.admits_anybody()
         return pb.ListTenantsResponse(tenants=found, next=following, anonymous=anonymous)
 
     @rpc
-    async def UpdateTenant(self, request: pb.UpdateTenantRequest, caller: Caller) -> pb.UpdateTenantResponse:
+    async def UpdateTenant(self, request: pb.UpdateTenantRequest) -> pb.UpdateTenantResponse:
         """Create a tenant, set its limits or revoke its key. Raises NotFound or BadRequest."""
         name, limits = request.name, _limits(request.limits)
         match request.action:
@@ -147,12 +147,12 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         raise BadRequest.bound("action", request.action, "CREATE, SET_LIMITS or REVOKE")
 
     @rpc
-    async def ListReleases(self, request: pb.ListReleasesRequest, caller: Caller) -> pb.ListReleasesResponse:
+    async def ListReleases(self, request: pb.ListReleasesRequest) -> pb.ListReleasesResponse:
         serial, found = await self.releases.releases(_hash_beginning(request.release) if request.release else "")
         return pb.ListReleasesResponse(releases=found, serial=serial)
 
     @rpc
-    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: Caller) -> pb.UpdateReleaseResponse:
+    async def UpdateRelease(self, request: pb.UpdateReleaseRequest) -> pb.UpdateReleaseResponse:
         if request.action == pb.RELEASE_ACTION_PUBLISH:
             return pb.UpdateReleaseResponse(release=await self.releases.publish(request.manifest))
         if not request.action or request.action not in pb.ReleaseAction.values():

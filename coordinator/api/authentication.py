@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # it needs gRPC, for which a command's --help should not wait
 
 DEFAULT_TENANT = "default"
 """Tenant of all callers if no key is asked for; no other tenant may have this name."""
-VERIFIER, OPERATOR = "verifier", "operator"
-"""Names of the callers with the join token and the admin token."""
 MAX_SECRET = 512
 MIN_KEY = 16
 """Characters of an API key; shorter ones can be guessed."""
@@ -63,7 +61,7 @@ class RecordingPolicy(BaseModel):
 
 @dataclass(frozen=True)
 class Caller:
-    """Names who calls: the tenant of a device, or one of the roles."""
+    """The tenant of a device that calls."""
 
     name: str
     api_key_id: str = ""

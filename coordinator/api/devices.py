@@ -10,8 +10,7 @@ import time
 from dataclasses import replace
 
 from coordinator import placement
-from coordinator.api.authentication import Caller
-from coordinator.api.services import Servicer, rpc, session_id, verifier_id
+from coordinator.api.services import CALLER, Servicer, rpc, session_id, verifier_id
 from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S
 from coordinator.store.sessions import EPOCH_SPAN, Placement
 from coordinator.window import WorkloadKey
@@ -53,11 +52,12 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
 
     @rpc
-    async def OpenSession(self, request: pb.OpenSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
+    async def OpenSession(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
         at_most("length of target", len(request.target), MAX_TARGET_TEXT)
         at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
-        recording, name = self.authenticator.recording(caller.name), secrets.token_hex(16)
+        caller, name = CALLER.get(), secrets.token_hex(16)
+        recording = self.authenticator.recording(caller.name)
         keep_s = recording.keep_s_of(name)
         claims = Claims(
             session_id=name,
@@ -82,7 +82,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         return opened
 
     @rpc
-    async def ResumeSession(self, request: pb.ResumeSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
+    async def ResumeSession(self, request: pb.ResumeSessionRequest) -> pb.OpenSessionResponse:
         """Place a session anew, above every epoch that its device, its ticket or the store knows of.
 
         Any ticket of the session will do. Its target, draft, traffic class and recording go on. Raises Killed if an
@@ -91,21 +91,21 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
         at_most("last_epoch", request.last_epoch, MAX_EPOCH)
         failed = frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers)
-        claims = self._owner(caller.name, request)
+        claims = self._owner(request)
         floor = max(request.last_epoch, claims.epoch_last)
-        return await self._place(replace(claims, epoch_last=floor, api_key_id=caller.api_key_id), failed=failed)
+        return await self._place(replace(claims, epoch_last=floor, api_key_id=CALLER.get().api_key_id), failed=failed)
 
     @rpc
-    async def CloseSession(self, request: pb.CloseSessionRequest, caller: Caller) -> pb.CloseSessionResponse:
+    async def CloseSession(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         """Free what a session holds here. The stream itself ends between device and verifier.
 
         Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
         """
-        await self.sessions.close(self._owner(caller.name, request), keep_ms=TICKET_MS)
+        await self.sessions.close(self._owner(request), keep_ms=TICKET_MS)
         return pb.CloseSessionResponse()
 
     @rpc
-    async def OfferRelease(self, request: pb.OfferReleaseRequest, caller: Caller) -> pb.OfferReleaseResponse:
+    async def OfferRelease(self, request: pb.OfferReleaseRequest) -> pb.OfferReleaseResponse:
         label("in_use", request.in_use)
         target = text("target", request.target, 1, MAX_TARGET_TEXT)
         serial, release = await self.releases.offer(target, label("device_id", request.device_id))
@@ -211,8 +211,8 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
             observations=len(history),
         )
 
-    def _owner(self, tenant: str, request: pb.ResumeSessionRequest | pb.CloseSessionRequest) -> Claims:
-        """Return the claims of a ticket that proves that `tenant` owns the session."""
+    def _owner(self, request: pb.ResumeSessionRequest | pb.CloseSessionRequest) -> Claims:
+        """Return the claims of a ticket that proves that the caller owns the session."""
         named = session_id(request.session_id)
         at_most("bytes of ticket", len(request.ticket), MAX_TICKET_BYTES)
         known, grace_s = self.keys.public_keys, RESUME_GRACE_S
@@ -221,6 +221,6 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
             raise PermissionDenied(
                 f"the ticket is for session {short_id(claims.session_id)!r}, not for {short_id(named)!r}"
             )
-        if claims.tenant != tenant:
+        if claims.tenant != CALLER.get().name:
             raise PermissionDenied("the session belongs to another tenant; use the API key that opened it")
         return claims

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from coordinator import window
-from coordinator.api.authentication import Caller, tenant_name
+from coordinator.api.authentication import tenant_name
 from coordinator.api.services import Servicer, rpc, verifier_id
 from coordinator.config import LIMITS
 from coordinator.store.verifiers import Reported
@@ -41,7 +41,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         """Held by the report that is decided on: threads share one processor, so all at once would all be late."""
 
     @rpc
-    async def Register(self, request: pb.RegisterRequest, caller: Caller) -> pb.RegisterResponse:
+    async def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """Register a verifier; a restarted one replaces its former instance."""
         at_most("length of address", len(request.address), MAX_ADDRESS)
         _, port = split_address(request.address)
@@ -63,7 +63,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         )
 
     @rpc
-    async def Report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
+    async def Report(self, request: pb.ReportRequest) -> pb.ReportResponse:
         """Renew a verifier's lease and placements, and decide on its sessions' windows."""
         _identified(request)
         at_most("entries in sessions", len(request.sessions), MAX_LIVE_SESSIONS)
@@ -88,7 +88,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         return answer
 
     @rpc
-    async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:
+    async def Deregister(self, request: pb.DeregisterRequest) -> pb.DeregisterResponse:
         """End a verifier's lease; nothing happens if it has ended already."""
         if await self.verifiers.deregister(_identified(request), request.instance):
             log.info("verifier %s left", request.verifier_id)

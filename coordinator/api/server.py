@@ -13,7 +13,7 @@ from coordinator.api.authentication import Authenticator
 from coordinator.api.devices import CoordinatorServicer
 from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters
 from coordinator.api.registry import RegistryServicer
-from coordinator.api.services import Admission
+from coordinator.api.services import admission
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
@@ -51,7 +51,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         verifiers, counters = VerifierStore(store), CoordinatorCounters(store.counters)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(releases, tenants, embedded)
-        server = channels.server(max_rpcs=MAX_RPCS, admit=Admission(authenticator, counters))
+        server = channels.server(max_rpcs=MAX_RPCS, admit=admission(authenticator, counters))
         for servicer, add in (
             (CoordinatorServicer, stubs.add_CoordinatorServicer_to_server),
             (RegistryServicer, stubs.add_RegistryServicer_to_server),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from coordinator.api.authentication import OPERATOR, VERIFIER, Authenticator, Caller
+from coordinator.api.authentication import Authenticator, Caller
 from coordinator.api.metrics import CoordinatorCounters
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.api.ticket_key import TicketKeys
@@ -22,7 +22,7 @@ from coordinator.store.sessions import SessionStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.protocol.messages import MAX_SESSION_ID, MAX_VERIFIER_ID
 from outrider.telemetry import logs, traces
-from outrider.wire.admission import Metadata
+from outrider.wire.admission import Admit, Metadata
 from outrider.wire.bounds import identifier
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -34,8 +34,8 @@ _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
 
-_caller: ContextVar[Caller] = ContextVar("_caller")
-"""Who calls, as `Admission` found before the request was read."""
+CALLER: ContextVar[Caller] = ContextVar("caller")
+"""The tenant that calls a method of Coordinator, as `admission` found before the request was read."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Servicer:
         self.sessions = SessionStore(self.store)
 
 
-def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q, _Context], Awaitable[_A]]:
+def rpc(method: Callable[[Any, _Q], Awaitable[_A]]) -> Callable[[Any, _Q, _Context], Awaitable[_A]]:
     """Wrap a method as gRPC calls it: count the call in the servicer's `counters`, trace it, map errors to a status."""
 
     @functools.wraps(method)
@@ -65,7 +65,7 @@ def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q
         name, begun = method.__name__, time.perf_counter()
         try:
             with traces.span(f"outrider.coordinator.{name}", metadata):
-                return await method(self, request, _caller.get())
+                return await method(self, request)
         except Exception as error:
             self.counters.count_refusal(name, error)
             await abort(context, error)
@@ -75,34 +75,28 @@ def rpc(method: Callable[[Any, _Q, Caller], Awaitable[_A]]) -> Callable[[Any, _Q
     return wrapped
 
 
-class Admission:
-    """Authenticates the caller of every method: devices of Coordinator, verifiers of Registry, operators of Admin."""
+def admission(authenticator: Authenticator, counters: CoordinatorCounters) -> Admit:
+    """Return what authenticates the caller of a call: a device of Coordinator's, a verifier of Registry's, an operator
+    of Admin's. Its tenant is one that has shown a key."""
 
-    def __init__(self, authenticator: Authenticator, counters: CoordinatorCounters) -> None:
-        self._authenticator = authenticator
-        self._counters = counters
-
-    async def __call__(self, method: str, metadata: Metadata) -> str | None:
-        """Note who calls, and return the tenant that has shown a key. Raises Unauthenticated, PermissionDenied or
-        Unavailable."""
+    async def admit(method: str, metadata: Metadata) -> str | None:
         _, service, name = method.split("/")
         metadata = tuple(metadata)
         try:
-            _caller.set(caller := await self._caller_of(service, metadata))
-            return caller.name if caller.api_key_id else None
+            if service == REGISTRY:
+                authenticator.check_verifier(metadata)
+            elif service != COORDINATOR:
+                authenticator.check_operator(metadata)
+            else:
+                CALLER.set(caller := await authenticator.tenant(metadata))
+                return caller.name if caller.api_key_id else None
         except Exception as error:
             logs.note(request=logs.request_id_from(metadata))
-            self._counters.count_refusal(name, error)
+            counters.count_refusal(name, error)
             raise
+        return None
 
-    async def _caller_of(self, service: str, metadata: Metadata) -> Caller:
-        if service == COORDINATOR:
-            return await self._authenticator.tenant(metadata)
-        if service == REGISTRY:
-            self._authenticator.check_verifier(metadata)
-            return Caller(VERIFIER)
-        self._authenticator.check_operator(metadata)
-        return Caller(OPERATOR)
+    return admit
 
 
 def session_id(value: str) -> str:
