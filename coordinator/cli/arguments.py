@@ -162,18 +162,16 @@ def _add_estimate(commands: Any) -> None:
         "(telemetry.step_cost_ms, as --step-ms takes it; telemetry.timing_ms.between comes on top), `outrider window "
         "show` RTT, DRAFT and FIRST ACC, the acceptance as one number. Draft tokens are taken to be a chain."
     )
-    step: dict[str, Any] = {"type": _curve, "metavar": "MS,...", "required": True}
+    ms = _number(float, 0.0, MAX_RTT_MS)
     text = "the target's time for one token of one user, or a curve for steps of more tokens: 1:27,8:34,32:67"
-    made.add_argument("--step-ms", **step, help=text)
-    ms: dict[str, Any] = {"type": _number(float, 0.0, MAX_RTT_MS), "metavar": "MS", "required": True}
-    made.add_argument("--rtt-ms", **ms, help="round trip between device and verifier")
-    rate: dict[str, Any] = {"type": _rates, "metavar": "RATE,...", "required": True}
+    _option(made, "--step-ms", "MS,...", text, None, kind=_curve)
+    _option(made, "--rtt-ms", "MS", "round trip between device and verifier", None, kind=ms)
     text = (
         "share of the positions at which the draft's first choice is the target's token, from 0 to 1; or one for each "
         "number of accepted draft tokens before it, as a draft's card has them: 0.57,0.61,0.67; the last holds on"
     )
-    made.add_argument("--acceptance", **rate, help=text)
-    made.add_argument("--draft-ms", **ms, help="the device's time for one draft token")
+    _option(made, "--acceptance", "RATE,...", text, None, kind=_rates)
+    _option(made, "--draft-ms", "MS", "the device's time for one draft token", None, kind=ms)
     _option(made, "--users", "N", "users at the same time", 1, kind=_number(int, 1, MAX_USERS))
     text = "time that each further token adds to a step, of whichever user, where --step-ms is one number"
     _option(made, "--token-ms", "MS", text, 0.0, kind=_number(float, 0.0, MAX_STEP_MS))
@@ -232,11 +230,11 @@ def _add_window(verbs: Any) -> None:
         which = verbs.choices[verb].add_mutually_exclusive_group(required=True)
         which.add_argument("session", nargs="?", default="", metavar="SESSION", help="id of the session")
         which.add_argument("--all", action="store_true", help="every session without bounds of its own")
-    levels: dict[str, Any] = {"type": _number(int, 0, MAX_LEVELS), "metavar": "N", "required": True}
-    for verb in ("set", "pin"):
+    levels = _number(int, 0, MAX_LEVELS)
+    for made in (verbs.choices["set"], pin):
         text = "levels of the token tree that one step verifies; 0 is no speculation"
-        verbs.choices[verb].add_argument("--k", **levels, help=text)
-        verbs.choices[verb].add_argument("--depth", **levels, help="levels that the device drafts ahead; at least k")
+        _option(made, "--k", "N", text, None, kind=levels)
+        _option(made, "--depth", "N", "levels that the device drafts ahead; at least k", None, kind=levels)
     text = "time that a step waits for draft tokens"
     _option(pin, "--draft-wait-ms", "MS", text, "as decided", kind=_number(float, 0.0, MAX_RTT_MS))
     _option(pin, "--per-level", "X", "nodes of the token tree in each level", "as measured", kind=_number(float, 1.0))
@@ -364,23 +362,25 @@ def _option(
     flag: str,
     metavar: str,
     text: str,
-    default: str | float,
+    default: str | float | None,
     variable: str = "",
     *,
     short: str = "",
     kind: Callable[[str], Any] = str,
 ) -> None:
-    """Add a flag with a value. default: a number, or the words for what holds without the flag, which gives None.
+    """Add a flag with a value. default: a number, or the words for what holds without the flag, which gives None; or
+    None if the flag must be given.
 
     variable: the one that sets it in the environment, without OUTRIDER_. A flag of the connection without a value here
     leaves the one before the command.
     """
     number = isinstance(default, int | float)
-    text += f" [default: {default:g}]" if number else f" [default: {default}]"
+    if default is not None:
+        text += f" [default: {default:g}]" if number else f" [default: {default}]"
     text += f" [env: OUTRIDER_{variable}]" if variable else ""
     flags = [short, flag] if short else [flag]
     given = default if number else argparse.SUPPRESS if flag.strip("-").replace("-", "_") in _CONNECTION else None
-    made.add_argument(*flags, type=kind, metavar=metavar, default=given, help=text)
+    made.add_argument(*flags, type=kind, metavar=metavar, default=given, required=default is None, help=text)
 
 
 def _log_format(text: str) -> str:

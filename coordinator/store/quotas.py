@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import RedisStore
@@ -72,10 +72,10 @@ def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:
 
 async def count_open(store: RedisStore, tenant: str, limits: pb.TenantLimits) -> None:
     """Count a session that its tenant opens. Raises Overloaded or Unavailable."""
-    _, _, which, after_ms, _ = await _use(store, tenant, limits, opens=1)
-    if which:
-        limit = {"opens": limits.opens_per_minute, "tokens": limits.tokens_per_minute}[which]
-        raise refusal(tenant, which, limit, int(after_ms))
+    use = await _use(store, tenant, limits, opens=1)
+    if use.reached:
+        limit = {"opens": limits.opens_per_minute, "tokens": limits.tokens_per_minute}[use.reached]
+        raise refusal(tenant, use.reached, limit, int(use.after_ms))
 
 
 async def take_back(store: RedisStore, tenant: str) -> None:
@@ -92,7 +92,7 @@ async def count_tokens(
     exhausted: whose were before.
     """
     uses = await asyncio.gather(*(_use(store, name, limits[name], tokens=count) for name, count in tokens.items()))
-    until_ms = {name: int(use[4]) for name, use in zip(tokens, uses, strict=True)}
+    until_ms = {name: int(use.until_ms) for name, use in zip(tokens, uses, strict=True)}
     used_up = {name: until for name, until in until_ms.items() if until}
     over = [name for name in exhausted if until_ms.get(name) == 0]
     commands: list[tuple[Any, ...]] = [("ZADD", keys.EXHAUSTED, until, name) for name, until in used_up.items()]
@@ -107,14 +107,22 @@ async def find(store: RedisStore, tenant: str) -> tuple[pb.TenantLimits, pb.Tena
     reads = [("HGET", keys.TENANT_LIMITS, tenant), ("ZCOUNT", keys.tenant_places(tenant), now, "+inf")]
     record, places = await store.call("tenant_limits", reads)
     limits = limits_from(record)
-    opens, tokens, *_ = await _use(store, tenant, limits)
-    return limits, pb.TenantUse(places=places, opens=float(opens), tokens=float(tokens))
+    use = await _use(store, tenant, limits)
+    return limits, pb.TenantUse(places=places, opens=float(use.opens), tokens=float(use.tokens))
 
 
-async def _use(
-    store: RedisStore, tenant: str, limits: pb.TenantLimits, *, opens: int = 0, tokens: int = 0
-) -> list[Any]:
-    """Return the reply of tenant_use.lua."""
+class _Use(NamedTuple):
+    """The reply of tenant_use.lua."""
+
+    opens: str
+    tokens: str
+    reached: str
+    """The limit that is reached: "tokens", "opens" or ""."""
+    after_ms: int
+    until_ms: str
+
+
+async def _use(store: RedisStore, tenant: str, limits: pb.TenantLimits, *, opens: int = 0, tokens: int = 0) -> _Use:
+    """Count what a tenant opens or has generated, and return what it uses."""
     arguments = [limits.opens_per_minute, limits.tokens_per_minute, USE_MS, opens, tokens]
-    reply: list[Any] = await store.run("tenant_use", [keys.tenant_use(tenant)], arguments)
-    return reply
+    return _Use(*await store.run("tenant_use", [keys.tenant_use(tenant)], arguments))
