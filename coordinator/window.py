@@ -83,31 +83,6 @@ StepSeconds = Callable[[ArrayLike], Floats]
 
 
 @dataclass(frozen=True)
-class WorkloadKey:
-    """The properties shared by sessions whose drafts are expected to be accepted alike."""
-
-    tenant: str
-    draft: str
-    """Release of the device's draft."""
-    traffic: str
-    """Traffic class; may be empty."""
-    weights: str
-    """Hash of the target's weights."""
-
-
-@dataclass(frozen=True)
-class Prior:
-    """Holds the recent measurements of sessions with one workload key."""
-
-    acceptance_history: bytes = b""
-    """Outcomes of their devices' proposals, in the order of the reports (outrider.core.acceptance.history)."""
-    draft_ms: float = 0.0
-    """Usual time for one level of a device's tree; 0 if not known."""
-    nodes_per_level: float = 0.0
-    """Usual nodes of a level; 0 if not known."""
-
-
-@dataclass(frozen=True)
 class View:
     """A session as it is judged."""
 
@@ -169,12 +144,13 @@ def decide(
     before: Mapping[str, pb.WindowDecision],
     bounds: Mapping[str, pb.WindowBounds],
     limits: SessionLimits,
-    priors: Mapping[str, Prior],
+    priors: Mapping[str, SessionTelemetry],
 ) -> dict[str, pb.WindowDecision]:
     """Return the windows of a verifier's sessions by session id, of those that are decided about.
 
     before: the last decisions. bounds: by session id; those of "" are for all others. limits: of all of them.
-    priors: by session id, of sessions with too few outcomes of their own.
+    priors: by session id, of sessions with too few outcomes of their own, what was measured of sessions with the same
+    workload key: outcomes, and the usual time and nodes of a level.
     """
     if not verifier.step_cost_ms or not sessions:
         return {}
@@ -423,12 +399,13 @@ def _views(
     before: Mapping[str, pb.WindowDecision],
     bounds: Mapping[str, pb.WindowBounds],
     limits: SessionLimits,
-    priors: Mapping[str, Prior],
+    priors: Mapping[str, SessionTelemetry],
     half_step_ms: float,
 ) -> list[View]:
     """Return the sessions as they are judged. half_step_ms: half of a step without speculation."""
+    none = SessionTelemetry()
     known = {name: prior for name, prior in priors.items() if len(prior.acceptance_history) >= LEAST}
-    found = [known.get(session.session_id, Prior()) if wants_prior(session) else Prior() for session in sessions]
+    found = [known.get(session.session_id, none) if wants_prior(session) else none for session in sessions]
     # A prior has the session's own outcomes in it already.
     histories = [
         prior.acceptance_history[: max(0, len(prior.acceptance_history) - len(session.acceptance_history))]

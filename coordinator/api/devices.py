@@ -12,8 +12,8 @@ from dataclasses import replace
 from coordinator import placement
 from coordinator.api.services import CALLER, Servicer, rpc, session_id, verifier_id
 from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S
+from coordinator.store import keys
 from coordinator.store.sessions import EPOCH_SPAN, Placement
-from coordinator.window import WorkloadKey
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
@@ -77,8 +77,9 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         device_id = label("device_id", request.device_id)
         opened = await self._place(claims, device_id=device_id, probes=not request.prompt_tokens)
         if claims.draft_release:
-            workload = WorkloadKey(caller.name, claims.draft_release, claims.traffic_class, opened.target.weights_hash)
-            opened.MergeFrom(pb.OpenSessionResponse(prior=await self._prior(workload)))
+            weights = opened.target.weights_hash
+            prior = keys.prior(weights, caller.name, claims.draft_release, claims.traffic_class)
+            opened.MergeFrom(pb.OpenSessionResponse(prior=await self._prior(prior)))
         return opened
 
     @rpc
@@ -196,10 +197,10 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
             limits=LIMITS.message,
         )
 
-    async def _prior(self, workload: WorkloadKey) -> pb.Prior | None:
-        """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
+    async def _prior(self, key: str) -> pb.Prior | None:
+        """Return what a prior tells a device; nothing if the store has just gone, since the session is placed."""
         try:
-            known = (await self.sessions.priors([workload])).get(workload)
+            known = (await self.sessions.priors([key])).get(key)
         except Unavailable:
             return None
         if known is None or not (history := known.acceptance_history):

@@ -118,13 +118,9 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
         name, sessions = request.verifier_id, request.sessions
         before = await self.sessions.decisions([name])
-        new = {
-            session.session_id: found.workloads[session.session_id]
-            for session in sessions
-            if session.session_id in found.workloads and window.wants_prior(session)
-        }
-        known = await self.sessions.priors(new.values())
-        priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
+        new = {one.session_id for one in sessions if window.wants_prior(one)} & found.priors.keys()
+        known = await self.sessions.priors(found.priors[name] for name in new)
+        priors = {name: known[found.priors[name]] for name in new if found.priors[name] in known}
 
         def decide() -> tuple[Sequence[pb.WindowDecision], float]:
             begun = time.thread_time()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-from coordinator.window import WorkloadKey
-
 PREFIX = "outrider:v4:"
 """Its number grows when what is kept under a key changes: bytes of another version are no message of this one."""
 
@@ -110,13 +108,15 @@ def session(session_id: str) -> str:
     return f"{PREFIX}session:{session_id}"
 
 
-def prior(workload: WorkloadKey) -> str:
-    """Return the key of a HASH, which has measurements of sessions with one workload key, and outlives them a while.
+def prior(weights: str, tenant: str, draft: str, traffic: str) -> str:
+    """Return the key of a HASH, which has measurements of sessions whose drafts are expected to be accepted alike, and
+    outlives them a while.
 
-    The key belongs to one tenant, so one tenant's labels and acceptance never affect another tenant. No part may hold
-    colons, so that no two workload keys share a Redis key.
+    It belongs to one tenant, so one tenant's labels and acceptance never affect another tenant. weights: hash of the
+    target's. draft: release. traffic: class, which may be empty. Only the hash may hold colons, so that no two
+    workloads share a key.
     """
-    return f"{PREFIX}prior:{_digest(workload.weights)}:{workload.tenant}:{workload.draft}:{workload.traffic}"
+    return f"{PREFIX}prior:{_digest(weights)}:{tenant}:{draft}:{traffic}"
 
 
 def samples(weights: str, version: int) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from coordinator.store import keys
-from coordinator.window import Prior, WorkloadKey
 from outrider.core.errors import BadRequest
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -95,40 +94,10 @@ def session_status(
     )
 
 
-Facts = Sequence[str]
-"""What report.lua tells of a session: its state, tenant, weights hash, draft release, traffic class, id of the device,
-and bounds."""
-
-
-def workloads(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, WorkloadKey]:
-    """Return the workload keys by session id, of the sessions that still draft with the release they were placed with.
-
-    While a history holds outcomes of two releases its session has no workload key.
-    """
-    return {
-        session.session_id: WorkloadKey(tenant, draft, traffic, weights)
-        for session, (_, tenant, weights, draft, traffic, *_) in known
-        if draft and session.draft_release in ("", draft)
-    }
-
-
-def devices(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, str]:
-    """Return the devices' ids of the sessions that were placed here, by session id; a report alone tells the tenant."""
-    return {session.session_id: device for session, (_, _, weights, _, _, device, _) in known if weights}
-
-
-def prior_from(record: Mapping[str, str]) -> Prior:
-    return Prior(
-        written(record.get("acceptance_history")),
-        float(record.get("draft_ms", 0)),
-        float(record.get("nodes_per_level", 0)),
+def prior_from(record: Mapping[str, str]) -> SessionTelemetry:
+    """Return what was measured of earlier sessions: outcomes, and the usual time and nodes of a level."""
+    return SessionTelemetry(
+        acceptance_history=written(record.get("acceptance_history")),
+        draft_ms=float(record.get("draft_ms", 0)),
+        nodes_per_level=float(record.get("nodes_per_level", 0)),
     )
-
-
-def bounds_from(found: Iterable[tuple[str, str | None]]) -> dict[str, pb.WindowBounds]:
-    """Decode bounds by session id, of those that have any."""
-    return {
-        session_id: read(pb.WindowBounds, text, keys.session(session_id) if session_id else keys.BOUNDS)
-        for session_id, text in found
-        if text
-    }

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from coordinator import placement
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
-from coordinator.window import Prior, WorkloadKey
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
@@ -288,7 +288,7 @@ class SessionStore:
     async def default_bounds(self) -> pb.WindowBounds | None:
         """Return the bounds that an operator has set for all sessions without bounds of their own."""
         [bounds] = await self._store.call("bounds", [("GET", keys.BOUNDS)])
-        return redis_codec.bounds_from([("", bounds)]).get("")
+        return redis_codec.read(pb.WindowBounds, bounds, keys.BOUNDS) if bounds else None
 
     async def set_bounds(self, session_id: str, bounds: pb.WindowBounds | None) -> bool:
         """Set the bounds of a session's window, kept as long as its record, or those of all others (""); None removes
@@ -301,10 +301,10 @@ class SessionStore:
         await self._store.call("set_bounds", [(how[bounds is None], *where, *written)])
         return True
 
-    async def priors(self, workloads: Iterable[WorkloadKey]) -> dict[WorkloadKey, Prior]:
-        """Return the priors of these workload keys, where anything was measured."""
-        asked = list(dict.fromkeys(workloads))
-        replies = await self._store.call("priors", [("HGETALL", keys.prior(workload)) for workload in asked])
+    async def priors(self, of: Iterable[str]) -> dict[str, SessionTelemetry]:
+        """Return the priors under these keys (`keys.prior`), where anything was measured."""
+        asked = list(dict.fromkeys(of))
+        replies = await self._store.call("priors", [("HGETALL", key) for key in asked])
         return {key: redis_codec.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}
 
 

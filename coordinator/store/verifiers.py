@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from coordinator.config import SESSION_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
-from coordinator.window import WorkloadKey
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
@@ -20,7 +19,7 @@ from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 REPORTED_POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
 PRIOR_POSITIONS = 256
-"""Positions kept of a workload key: more than decisions are made from, and few enough to be recent."""
+"""Positions kept of a prior: more than decisions are made from, and few enough to be recent."""
 LOST_MS = 3_600_000
 """Milliseconds after the end of its lease for which a verifier that did not leave in order is known as lost."""
 RESTARTS_MS = 30 * 86_400_000
@@ -38,11 +37,12 @@ class Reported(NamedTuple):
 
     answer: pb.ReportResponse
     """Without what the store does not know: public keys, directives and the serial of releases."""
-    workloads: Mapping[str, WorkloadKey]
-    """Workload keys by session id, of the reported sessions that have one."""
-    devices: Mapping[str, str]
+    priors: dict[str, str]
+    """Keys of priors by session id, of the reported sessions that still draft with the release they were placed with:
+    while a history holds outcomes of two releases, it is of neither."""
+    devices: dict[str, str]
     """`device_id` of OpenSessionRequest by session id, of the reported sessions that were placed here."""
-    bounds: Mapping[str, pb.WindowBounds]
+    bounds: dict[str, pb.WindowBounds]
     """Bounds of windows that operators have set, by session id; those of "" are for all others."""
     weights: str
     """Weights hash of the verifier's target."""
@@ -108,23 +108,34 @@ class VerifierStore:
         if tokens and (fresh or not request.tokens_sequence):
             own = {name: quotas.limits_from(one) for name, one in zip(tokens, *limits, strict=True)}
             exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)
-        known = list(zip(request.sessions, json.loads(facts), strict=True))
-        workloads = redis_codec.workloads(known)
-        live = [session for session, (state, *_) in known if not state]
-        await self._record(verifier_id, live, workloads, 2 * config.lease_ms)
         answer = pb.ReportResponse(
             known=True,
             drain=bool(drain),
-            closed=[session.session_id for session, (state, *_) in known if state == "closed"],
             revocations=revoked,
             revocations_seen=seen,
             store_unix=int(now_ms) / 1000,
             contended=bool(contended),
             exhausted_tenants=exhausted,
         )
-        own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]
-        bounds = redis_codec.bounds_from(own_bounds)
-        return Reported(answer, workloads, redis_codec.devices(known), bounds, target.weights_hash)
+        found = Reported(answer, {}, {}, {}, target.weights_hash)
+        if default_bounds:
+            found.bounds[""] = redis_codec.read(pb.WindowBounds, default_bounds, keys.BOUNDS)
+        live = []
+        for session, known in zip(request.sessions, json.loads(facts), strict=True):
+            state, tenant, weights, draft, traffic, device, bounds = known
+            name = session.session_id
+            if state == "closed":
+                answer.closed.append(name)
+            elif not state:
+                live.append(session)
+            if draft and session.draft_release in ("", draft):
+                found.priors[name] = keys.prior(weights, tenant, draft, traffic)
+            if weights:  # a report alone tells the tenant
+                found.devices[name] = device
+            if bounds:
+                found.bounds[name] = redis_codec.read(pb.WindowBounds, bounds, keys.session(name))
+        await self._record(verifier_id, live, found.priors, 2 * config.lease_ms)
+        return found
 
     async def _renewed(self, target: str, request: pb.ReportRequest, config: CoordinatorConfig) -> list[Any]:
         """Return the reply of report.lua. target: its name."""
@@ -162,9 +173,9 @@ class VerifierStore:
         return reply
 
     async def _record(
-        self, verifier_id: str, sessions: Sequence[SessionTelemetry], workloads: Mapping[str, WorkloadKey], keep_ms: int
+        self, verifier_id: str, sessions: Sequence[SessionTelemetry], priors: Mapping[str, str], keep_ms: int
     ) -> None:
-        """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads.
+        """Keep the telemetry of sessions, and add the outcomes that are new in it to their priors.
 
         New are those of the tokens that were committed since the report before: as large a part of these has an outcome
         as of all tokens that a report is about, since for some nothing was proposed. Of a session that has gone on for
@@ -173,29 +184,29 @@ class VerifierStore:
         if not sessions:
             return
         # What a lossy rule accepts is no prior for others.
-        known = {s.session_id: workloads[s.session_id] for s in sessions if not s.lossy and s.session_id in workloads}
+        known = {s.session_id: priors[s.session_id] for s in sessions if not s.lossy and s.session_id in priors}
         key = keys.telemetry(verifier_id)
         [before] = await self._store.call("telemetry", [("HMGET", key, *(s.session_id for s in sessions))])
-        priors: list[str] = []
+        grown: list[str] = []
         # One that is hardly known, as where every request has a class of its own, is kept for a shorter time.
         outcomes: list[Any] = [PRIOR_POSITIONS, FOLLOW, PRIOR_MS, PRIOR_MS // 24]
         fields: list[Any] = []
         for session, text in zip(sessions, before, strict=True):
-            workload, last = known.get(session.session_id), redis_codec.read(SessionTelemetry, text, key)
+            prior, last = known.get(session.session_id), redis_codec.read(SessionTelemetry, text, key)
             new = session.committed - (last.committed if last.epoch == session.epoch else 0)
             history, about = session.acceptance_history, min(REPORTED_POSITIONS, session.committed)
             added = min(new, round(new * len(history) / about)) if new > 0 else 0
             fresh = history[-added:] if added else b""
-            if workload and fresh and (text is not None or session.committed <= REPORTED_POSITIONS):
-                priors.append(keys.prior(workload))
+            if prior and fresh and (text is not None or session.committed <= REPORTED_POSITIONS):
+                grown.append(prior)
                 outcomes += [fresh, session.draft_ms, session.nodes_per_level]
             kept = SessionTelemetry()
             kept.CopyFrom(session)
             kept.ClearField("acceptance_history")  # of which the prior has it
             fields += [session.session_id, kept.SerializeToString()]
         await self._store.call("telemetry", [("HSET", key, *fields), ("PEXPIRE", key, keep_ms)])
-        if priors:
-            await self._store.run("prior", priors, outcomes)
+        if grown:
+            await self._store.run("prior", grown, outcomes)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 import redis.asyncio as aioredis
@@ -11,7 +10,6 @@ from peers import identity
 
 from coordinator import window
 from coordinator.store import keys, verifiers
-from coordinator.window import Prior, WorkloadKey
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -24,7 +22,7 @@ LIMITS = SessionLimits()
 GOOD = bytes([HIT, HIT, HIT, HIT, SIBLING, HIT, HIT, MISS])
 """Three quarters of the first proposals are accepted, and half of the rest by a sibling."""
 DRAFT = "a" * 64
-KEY = keys.prior(WorkloadKey("default", DRAFT, "", "sha256:w"))
+KEY = keys.prior("sha256:w", "default", DRAFT, "")
 
 
 def report(session_id: str, history: bytes, **changes: object) -> telemetry_pb2.SessionTelemetry:
@@ -184,11 +182,11 @@ def fresh(**changes: object) -> SessionTelemetry:
     return SessionTelemetry(session_id="s", tenant="default", **fields)  # type: ignore[arg-type]
 
 
-def decide(session: SessionTelemetry, prior: Prior | None) -> pb.WindowDecision | None:
+def decide(session: SessionTelemetry, prior: SessionTelemetry | None) -> pb.WindowDecision | None:
     return window.decide(LOAD, [session], {}, {}, LIMITS, {"s": prior} if prior else {}).get("s")
 
 
-PRIOR = Prior(GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)
+PRIOR = SessionTelemetry(acceptance_history=GOOD * 8, draft_ms=4.0, nodes_per_level=2.5)
 
 
 def test_a_new_session_is_decided_about_by_its_prior() -> None:
@@ -202,7 +200,7 @@ def test_a_new_session_is_decided_about_by_its_prior() -> None:
     ("session", "prior"),
     [
         (fresh(), None),
-        (fresh(), replace(PRIOR, acceptance_history=GOOD * 2)),
+        (fresh(), SessionTelemetry(acceptance_history=GOOD * 2, draft_ms=4.0, nodes_per_level=2.5)),
         (fresh(rtt_ms=0.0), PRIOR),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 from peers import until
 
 from coordinator import window
-from coordinator.window import Prior
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound
 from outrider.core.protocol.messages import SessionLimits
@@ -43,7 +42,7 @@ def decide(
     before: dict[str, pb.WindowDecision] | None = None,
     load: VerifierTelemetry = LOAD,
     limits: SessionLimits = LIMITS,
-    priors: dict[str, Prior] | None = None,
+    priors: dict[str, SessionTelemetry] | None = None,
     **bounds_of: pb.WindowBounds,
 ) -> dict[str, pb.WindowDecision]:
     """Return the decisions. bounds_of: by session id; `everybody` is ""."""
