@@ -88,24 +88,16 @@ class ReleaseClient:
         await self._channel.close()
 
 
+@dataclass(frozen=True)
 class Publisher:
     """Signs drafts for one target, and keeps what it has signed in a folder of its own, `HASH.json` each."""
 
-    def __init__(
-        self,
-        registry: ReleaseClient,
-        folder: Path,
-        artifacts: ArtifactStore,
-        signer: Signer,
-        target: TargetHashes,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._registry = registry
-        self._folder = folder
-        self._artifacts = artifacts
-        self._signer = signer
-        self._target = target
-        self._clock = clock
+    registry: ReleaseClient
+    folder: Path
+    artifacts: ArtifactStore
+    signer: Signer
+    target: TargetHashes
+    clock: Callable[[], float] = time.time
 
     async def publish(
         self, file: Path, quantization: str, parent: str = "", metrics: Mapping[str, float] | None = None
@@ -114,40 +106,40 @@ class Publisher:
 
         parent: hex digest of the draft that it was trained from, if any. metrics: for the manifest.
         """
-        digest = self._artifacts.put(file)
+        digest = self.artifacts.put(file)
         known = await self.known()
         if digest in known:
             return known[digest]
         newest = max((one.version for one in known.values()), default=0)
-        path = self._folder / f"{digest}.json"
+        path = self.folder / f"{digest}.json"
         signed = _signed(path) if path.is_file() else b""
         if not signed or read_unverified(signed).version <= newest:
-            own = (read_unverified(_signed(one)) for one in self._folder.glob("*.json"))
-            versions = (one.version for one in own if one.weights_hash == self._target.weights_hash)
+            own = (read_unverified(_signed(one)) for one in self.folder.glob("*.json"))
+            versions = (one.version for one in own if one.weights_hash == self.target.weights_hash)
             manifest = pb.Manifest(
                 version=1 + max(newest, *versions, 0),
-                weights_hash=self._target.weights_hash,
-                tokenizer_hash=self._target.tokenizer_hash,
+                weights_hash=self.target.weights_hash,
+                tokenizer_hash=self.target.tokenizer_hash,
                 artifact=f"sha256:{digest}",
-                size=self._artifacts.path(digest).stat().st_size,
+                size=self.artifacts.path(digest).stat().st_size,
                 quantization=quantization,
                 parent=f"sha256:{parent}" if parent else "",
-                urls=(f"artifacts/{self._artifacts.path(digest).name}",),
+                urls=(f"artifacts/{self.artifacts.path(digest).name}",),
                 metrics=metrics,
-                created_unix=self._clock(),
+                created_unix=self.clock(),
             )
-            signed = sign(manifest, self._signer)
-            self._folder.mkdir(parents=True, exist_ok=True)
+            signed = sign(manifest, self.signer)
+            self.folder.mkdir(parents=True, exist_ok=True)
             atomic_files.write(path, json.dumps({"manifest": b64encode(signed).decode()}).encode())
-        release = await self._registry.publish(signed)
+        release = await self.registry.publish(signed)
         log.info("published release %d, %s..: %s", release.version, digest[:12], state_of(release))
         return release
 
     async def known(self) -> dict[str, pb.Release]:
         """Return the coordinator's releases of this target by digest, the newest first."""
         found: dict[str, pb.Release] = {}
-        for one in await self._registry.list():  # a file may be released twice
-            if read_unverified(one.manifest).weights_hash == self._target.weights_hash:
+        for one in await self.registry.list():  # a file may be released twice
+            if read_unverified(one.manifest).weights_hash == self.target.weights_hash:
                 found.setdefault(one.name, one)
         return found
 

@@ -200,8 +200,8 @@ class ReleaseHandlers:
     async def sample(self, weights: str, sessions: Sequence[SessionTelemetry], devices: Mapping[str, str]) -> int:
         """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known.
 
-        weights: hash of the verifier's target; "" for a verifier that is not known. devices: `device_id` of
-        OpenSessionRequest by session id, of the sessions that were placed here. Others do not count.
+        weights: hash of the verifier's target. devices: `device_id` of OpenSessionRequest by session id, of the
+        sessions that were placed here. Others do not count.
         """
         try:
             serial = await self._read_if_changed()
