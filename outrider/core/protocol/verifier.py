@@ -108,7 +108,7 @@ class VerifierSession:
         return self._commit_message(self.base, self.committed[self.base :], seen=0)
 
     def append(self, message: Append) -> None:
-        """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then nothing has changed.
+        """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then the session is to end.
 
         Only what needs the session's state is checked here. The shape of one message (as many parents as tokens, each
         parent's id smaller than its child's, token ids in the vocabulary) was checked where it was decoded. A parent
@@ -116,14 +116,16 @@ class VerifierSession:
         """
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
             return
-        base, nodes = message.base, enumerate(zip(parents_of(message), message.token, strict=True), message.first_id)
-        fresh = [(node_id, parent, token) for node_id, (parent, token) in nodes if node_id > self.seen]
-        self._check(message, fresh)
+        base = message.base
+        self._check(message)
         self._acknowledge(base)
-        for node_id, parent, token in fresh:
-            self._ingest(node_id, parent, token, base)
-            self.seen = node_id
-            self.idle = False  # only for new nodes, so that a replay does not undo a later `idle`
+        for node_id, (parent, token) in enumerate(
+            zip(parents_of(message), message.token, strict=True), message.first_id
+        ):
+            if node_id > self.seen:
+                self._ingest(node_id, parent, token, base)
+                self.seen = node_id
+                self.idle = False  # only for new nodes, so that a replay does not undo a later `idle`
         # An idle device that has not yet received the latest Commit will answer that one.
         if message.idle and base == self.position:
             self.idle = True
@@ -200,56 +202,22 @@ class VerifierSession:
             commit.prompt.start = self.scored
         return commit
 
-    def _check(self, message: Append, fresh: Sequence[tuple[int, int, int]]) -> None:
-        """Refuse everything that an honest device never sends, before anything changes (rule 10).
-
-        fresh: id, parent and token of the nodes that are new.
-        """
+    def _check(self, message: Append) -> None:
+        """Refuse ids and a base that an honest device never sends, before anything changes (rule 10)."""
         if message.first_id > self.seen + 1:
             limit = f"at most {self.seen + 1} (ids have no gaps)"
             raise ProtocolViolation.bound("first_id", message.first_id, limit)
         if message.base > self.position:
             raise ProtocolViolation.bound("base", message.base, f"at most {self.position}, the tokens committed")
-        if not fresh:
+        last = message.first_id + len(message.token) - 1
+        if last <= self.seen:
             return  # a replay, whatever its base, or a report of the base alone
         if message.base < self.base:
             raise ProtocolViolation.bound("base", message.base, f"at least {self.base} (it never goes back)")
-        in_flight = fresh[-1][0] - self._seen_at(message.base)
+        in_flight = last - self._seen_at(message.base)
         if in_flight > self.limits.in_flight:
             limit = f"must be at most {self.limits.in_flight}"
             raise ProtocolViolation(f"ids in flight are {in_flight}, {limit}", field="first_id")
-        self._check_nodes(fresh, message.base)
-
-    def _check_nodes(self, nodes: Sequence[tuple[int, int, int]], base: int) -> None:
-        """Check parents, siblings, depth and the number of nodes held as they would be after these, which are new."""
-        fresh: dict[int, int] = {}  # new id -> the position after it; the dead are left out
-        taken: set[tuple[int, int]] = set()  # (parent, or -1 - position of a late node, token) of the new nodes
-        held = len(self.tree) + sum(after > base for after in self._aliases.values())
-        committed = self.position
-        for node_id, parent, token in nodes:
-            position = fresh[parent] if parent in fresh else self._position_below(parent, base)
-            if position is None:
-                continue
-            if position - base + 1 > self.limits.depth:
-                depth, limit = position - base + 1, f"must be at most {self.limits.depth}"
-                raise ProtocolViolation(f"depth of node {node_id} is {depth}, {limit}", field="parent")
-            if position < committed:
-                if self.committed[position] != token:
-                    continue  # late and wrong: dead
-                owner = -1 - position
-                duplicate = position + 1 in self._aliases.values()
-            else:
-                owner = parent if parent in self.tree or fresh.get(parent, 0) > committed else ROOT
-                duplicate = owner not in fresh and token in self.tree.children(owner)
-            if duplicate or (owner, token) in taken:
-                raise ProtocolViolation(
-                    f"token of node {node_id} is {token}, must be another than its siblings'", field="token"
-                )
-            taken.add((owner, token))
-            fresh[node_id] = position + 1
-            held += 1
-            if held > self.limits.nodes:
-                raise ProtocolViolation(f"nodes held are {held}, must be at most {self.limits.nodes}", field="token")
 
     def _position_below(self, parent: int, base: int) -> int | None:
         """Return the position of a child of `parent`, None below a dead one (rule 11)."""
@@ -260,19 +228,34 @@ class VerifierSession:
         return self.tree.position_under(parent) if parent in self.tree else None
 
     def _ingest(self, node_id: int, parent: int, token: int, base: int) -> None:
-        """Resolve one node that passed the checks (rules 11 and 12)."""
+        """Take one node in: live, an alias, or dead (rules 11 and 12). Raises ProtocolViolation, instead of taking it,
+        for a depth, a sibling or a number of nodes held that no honest device sends."""
         position = self._position_below(parent, base)
         if position is None:
             self.dead += 1
-        elif position < self.position:
+            return
+        if (depth := position - base + 1) > self.limits.depth:
+            limit = f"must be at most {self.limits.depth}"
+            raise ProtocolViolation(f"depth of node {node_id} is {depth}, {limit}", field="parent")
+        late, owner = position < len(self.committed), parent if parent in self.tree else ROOT
+        if late:
+            right = self.committed[position] == token
             if position >= self.unreceived:
-                self.history.late(position, accepted=self.committed[position] == token)
-            if self.committed[position] == token:
-                self._aliases[node_id] = position + 1
-            else:
+                self.history.late(position, accepted=right)
+            if not right:
                 self.dead += 1
+                return
+        if position + 1 in self._aliases.values() if late else token in self.tree.children(owner):
+            raise ProtocolViolation(
+                f"token of node {node_id} is {token}, must be another than its siblings'", field="token"
+            )
+        if (held := self.held + 1) > self.limits.nodes:
+            limit = f"must be at most {self.limits.nodes}"
+            raise ProtocolViolation(f"nodes held are {held}, {limit}", field="token")
+        if late:
+            self._aliases[node_id] = position + 1
         else:
-            self.tree.add(node_id, parent if parent in self.tree else ROOT, token)
+            self.tree.add(node_id, owner, token)
 
     def _acknowledge(self, base: int) -> None:
         """Forget what a device that has received `base` tokens can no longer refer to."""
