@@ -446,7 +446,7 @@ class Engine:
                 self._count_nodes(session, batch, verified)
                 tokens += len(verified.tokens)
                 self._executor.keep(one, verified.rows)
-            session.nodes.withdraw()
+            session.nodes.changed()
             self._overlay.committed(SessionRows(session, computed, batch), verified, price)
             for commit in commits:
                 self._publish(session, commit)

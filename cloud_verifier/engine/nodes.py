@@ -155,11 +155,6 @@ class PendingNodes:
         """Drop the nodes of the verifier's sources, and rank anew: the device's nodes or its window have changed."""
         self._offered, self._merged, self._ranked = {}, None, None
 
-    def withdraw(self) -> None:
-        """Drop the nodes of the verifier's sources."""
-        if self._merged is not None:
-            self.changed()
-
     def best(self, count: int, directive: Directive) -> Ranked:
         """Return the most probable nodes."""
         if self._ranked is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 
 from outrider.core.tree import ROOT, TokenTree
 
@@ -149,7 +150,7 @@ def ranked_by(tree: TokenTree, estimates: Mapping[int, float]) -> list[tuple[flo
     for node in tree:
         probabilities[node.id] = probabilities[node.parent] * estimates[node.id]
     del probabilities[ROOT]
-    return sorted(zip(probabilities.values(), probabilities, strict=True), key=lambda pair: -pair[0])
+    return sorted(zip(probabilities.values(), probabilities, strict=True), key=itemgetter(0), reverse=True)
 
 
 def _unknown() -> list[float | None]:
