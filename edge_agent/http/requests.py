@@ -107,6 +107,11 @@ def _checked_variables(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
+def _arguments_text(arguments: object) -> object:
+    """Return a call's arguments as the text that they should be, where a client sends the object, or nothing."""
+    return "" if arguments is None else json.dumps(arguments) if isinstance(arguments, dict) else arguments
+
+
 def _checked_arguments(text: str) -> str:
     """Refuse arguments that are nested too deeply. What is no JSON is refused with the message's place later."""
     try:
@@ -297,13 +302,15 @@ class ToolDefinition(BaseModel, extra="allow", strict=True):
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it, a JSON schema of a function."""
-        function = self.function.model_dump(exclude_unset=True, exclude={"strict"}) if self.function is not None else {}
-        return {"type": "function", "function": function}
+        function = self.function.model_dump(exclude={"strict"}) if self.function is not None else {}
+        return {"type": "function", "function": {name: one for name, one in function.items() if one is not None}}
 
 
 class CalledFunction(BaseModel, extra="allow", strict=True):
     name: FunctionName
-    arguments: Annotated[str, Field(max_length=_MAX_TOOL_BYTES), AfterValidator(_checked_arguments)]
+    arguments: Annotated[
+        str, BeforeValidator(_arguments_text), Field(max_length=_MAX_TOOL_BYTES), AfterValidator(_checked_arguments)
+    ] = ""
 
 
 class CalledTool(BaseModel, extra="allow", strict=True):

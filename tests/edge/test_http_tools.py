@@ -11,6 +11,7 @@ from openai import AsyncOpenAI, BadRequestError, omit
 from saying import ARGUMENTS, CALL, QWEN, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
+from edge_agent.http.requests import ChatCompletionRequest
 from edge_agent.target.tokenizer import TargetTokenizer
 
 ASKED: list[Any] = [{"role": "user", "content": "How is the weather in Köln?"}]
@@ -253,6 +254,21 @@ async def test_a_template_that_knows_no_tools_is_told_in_words(says: Says) -> No
         told = prompt_of(verifier)
         assert told.startswith("<system>Be brief.\n\nYou can call functions.") and '"name": "weather"' in told
         assert f"<assistant>{said}<|end|><user>sunny\nwarm<|end|>" in told
+
+
+@pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": {"a": 1}}, {"arguments": '{"a": 1}'}])
+def test_arguments_of_a_call_may_come_as_an_object_or_not_at_all(given: dict[str, Any]) -> None:
+    messages = [*ASKED, {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", **given}}]}]
+    tools = [tool(description=None)]
+    body = ChatCompletionRequest.model_validate({"messages": messages, "tools": tools})
+    call = body.template_messages()[1]["tool_calls"][0]
+    assert call == {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": call["function"]["arguments"]},
+    }
+    assert call["function"]["arguments"] == ('{"a": 1}' if given.get("arguments") else "")
+    assert body.template_variables()["tools"] == [{"type": "function", "function": {"name": "f"}}]
 
 
 async def test_what_is_beyond_the_bounds_is_refused_by_name(url: str) -> None:

@@ -232,16 +232,16 @@ def _parameters(
     ends = [part for part in (form.after_arguments + form.closing).split("\n") if part]
     after_keys = [one.split("\n")[0] for one in (marks.after_key, marks.after_key_of_json) if one]
     properties: Any = schema.get("properties")
-    separator = "{"
+    begun = False
     while (mark := (yield from r.literal(marks.before_key, *ends))) == marks.before_key:
         key, after_key = yield from r.until(*after_keys)
         if not after_key:
-            return separator != "{"
+            return begun
         key = key.strip()
-        if separator == "{":
+        if not begun:
             r.begin_call(name)
-        r.emit("tool_call", f"{separator}{_quoted(key)}: ")
-        separator = ", "
+        r.emit("tool_call", f"{', ' if begun else '{'}{_quoted(key)}: ")
+        begun = True
         known = isinstance(properties, Mapping) and key in properties
         kinds = kinds_of(properties[key], schema) if known else KINDS
         if marks.after_key_of_json:
@@ -253,7 +253,7 @@ def _parameters(
         if not (yield from _value(r, kinds, marks.after_value)):
             return True
         yield from r.space()
-    if separator == "{":
+    if not begun:
         if not mark or not told:
             return False
         r.begin_call(name)
