@@ -119,14 +119,12 @@ class Drafter:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit tokens: learn from them, and keep what descends from the last one."""
-        path: list[int] = []
-        for token in tokens:
-            self._states[ROOT].proposals.learn(token)
-            carried = self._tree.advance(token)
-            self._states[ROOT] = _NodeState() if carried is None else self._states[carried]
-            if carried is not None:
-                path.append(carried)
-        self._states = {ROOT: self._states[ROOT]} | {node.id: self._states[node.id] for node in self._tree}
+        path = self._tree.advance(tokens)
+        passed = [self._states[node] for node in (ROOT, *path)]
+        for state, token in zip(passed, tokens, strict=False):
+            state.proposals.learn(token)
+        root = passed[-1] if len(path) == len(tokens) else _NodeState()
+        self._states = {ROOT: root} | {node.id: self._states[node.id] for node in self._tree}
         self._tokens_per_step += 0.1 * (len(tokens) - self._tokens_per_step)
         self._on_new_root()
         for free in self._free:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 ROOT = 0
@@ -77,28 +77,31 @@ class TokenTree:
             node_id = node.parent
         return tokens[::-1]
 
-    def advance(self, token: int) -> int | None:
-        """Commit `token`: re-root at the root's child that carries it and drop all that does not descend from it.
+    def advance(self, tokens: Sequence[int]) -> list[int]:
+        """Commit tokens: re-root at the node that the last one leads to, and drop all that does not descend from it.
 
-        Returns the id of that child, which is no longer a node, or None if no child carried the token; then the tree is
-        empty.
+        Returns the ids of the nodes that carried the first tokens, which are nodes no longer; where they are fewer than
+        the tokens the tree is empty.
         """
-        chosen = self._root_children.get(token)
-        self.position += 1
-        if chosen is None:
-            self._nodes.clear()
-            self._root_children = {}
-            return None
-        self._root_children = self._nodes[chosen].children
-        kept = {chosen: self._nodes[chosen]}
-        for node_id, node in self._nodes.items():  # parents come before their children
-            if node.parent in kept:
-                kept[node_id] = node
-        del kept[chosen]
-        for node_id in self._root_children.values():
-            kept[node_id].parent = ROOT
-        self._nodes = kept
-        return chosen
+        path, children = list[int](), self._root_children
+        for token in tokens:
+            if token not in children:
+                break
+            path.append(children[token])
+            children = self._nodes[path[-1]].children
+        self.position += len(tokens)
+        if len(path) < len(tokens) or not children:
+            self.clear()
+        elif path:
+            kept = {path[-1]}
+            nodes, self._nodes, self._root_children = self._nodes, {}, children
+            for node in nodes.values():  # parents come before their children
+                if node.parent in kept:
+                    kept.add(node.id)
+                    self._nodes[node.id] = node
+            for node_id in children.values():
+                self._nodes[node_id].parent = ROOT
+        return path
 
     def remove(self, node_id: int) -> None:
         """Drop a node, which must have no children."""

@@ -113,11 +113,14 @@ class DeviceDropsBelowTheBonus(D):
 
 
 class NeverEmptied(TokenTree):
-    def advance(self, token):
-        if self.child(ROOT, token) is not None:
-            return super().advance(token)
-        self.position += 1
-        return None
+    def advance(self, tokens):
+        carried = []
+        for token in tokens:
+            if self.child(ROOT, token) is not None:
+                carried += super().advance((token,))
+            else:
+                self.position += 1
+        return carried
 
 
 class KeepsRejectedNodes(D):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from outrider.core.tree import ROOT, TokenTree
 
-# (parent among those there, token) adds a node; a token alone commits it.
+# (parent among those there, token) adds a node; a list of tokens commits them.
 ADD = st.tuples(st.integers(0, 30), st.integers(0, 2))
-COMMIT = st.integers(0, 2)
+COMMIT = st.lists(st.integers(0, 2), max_size=3)
 SCRIPTS = st.lists(st.one_of(ADD, ADD, ADD, COMMIT), max_size=30)
 
 
@@ -24,20 +24,22 @@ class Model:
     def sequence(self, node_id: int) -> tuple[int, ...]:
         return self.committed if node_id == ROOT else self.nodes[node_id]
 
-    def commit(self, token: int) -> int | None:
-        self.committed = (*self.committed, token)
-        carried = [node_id for node_id, whole in self.nodes.items() if whole == self.committed]
-        size = len(self.committed)
-        self.nodes = {
-            i: whole for i, whole in self.nodes.items() if whole[:size] == self.committed and len(whole) > size
-        }
-        return carried[0] if carried else None
+    def commit(self, tokens: list[int]) -> list[int]:
+        carried: list[int] = []
+        for token in tokens:
+            self.committed = (*self.committed, token)
+            carried += [node_id for node_id, whole in self.nodes.items() if whole == self.committed]
+            size = len(self.committed)
+            self.nodes = {
+                i: whole for i, whole in self.nodes.items() if whole[:size] == self.committed and len(whole) > size
+            }
+        return carried
 
 
-def run_script(script: list[tuple[int, int] | int], position: int) -> tuple[TokenTree, Model]:
+def run_script(script: list[tuple[int, int] | list[int]], position: int) -> tuple[TokenTree, Model]:
     tree, model = TokenTree(position), Model(position)
     for move in script:
-        if isinstance(move, int):
+        if isinstance(move, list):
             assert tree.advance(move) == model.commit(move)
             continue
         choice, token = move

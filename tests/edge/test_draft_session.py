@@ -151,8 +151,7 @@ async def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_
                 for base, node in late:
                     await device.grow(base, (node.id, node.parent, node.token))
                 late = []
-                for token in right[mirror.position : len(device.session.received)]:
-                    mirror.advance(token)
+                mirror.advance(right[mirror.position : len(device.session.received)])
                 assert device.paths() == {tuple(mirror.path(node.id)) for node in mirror}
 
 

@@ -177,21 +177,16 @@ class DeviceSession:
             return None
         self._reported_idle = False
         tokens = tuple(commit.token[overlap:])
-        proposed: list[bool] = []
-        accepted: list[bool] = []
-        path: list[int] = []
-        for index, token in enumerate(tokens, start=overlap):
-            carried = self.tree.advance(token)
-            proposed.append(carried is not None)
-            accepted.append(carried is not None and self.was_sent(carried) and index < _most_accepted(commit))
-            if carried is not None:
-                path.append(carried)
-            self.received.append(token)
+        path, most = tuple(self.tree.advance(tokens)), _most_accepted(commit) - overlap
+        beyond = (False,) * (len(tokens) - len(path))
+        proposed = (True,) * len(path) + beyond
+        accepted = (*(index < most and self.was_sent(node) for index, node in enumerate(path)), *beyond)
+        self.received += tokens
         self._forget_dropped()
         if finish is not Finish.NONE:
             self._end(finish)
         known = logprobs_of(commit)[overlap:]
-        return Delivery(tokens, tuple(proposed), tuple(accepted), tuple(path), finish, known)
+        return Delivery(tokens, proposed, accepted, path, finish, known)
 
     def cancel(self) -> Cancel | None:
         """End the session (rule 8). Returns None if it is over already."""

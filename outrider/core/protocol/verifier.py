@@ -175,13 +175,13 @@ class VerifierSession:
         if batch.position != self.position or self.finish is not Finish.NONE:
             raise Fenced(f"a step begun at position {batch.position} ended at {self.position}; discard it")
         start = self.position
+        proposals = self.tree.children(ROOT)
         for token in verified.tokens:
-            proposals = self.tree.children(ROOT)
             self.history.commit(token, proposals, counts=next(iter(proposals.values()), 0) > self._draft_from)
-            carried = self.tree.advance(token)
-            self.committed.append(token)
-            if carried is not None:
-                self._aliases[carried] = self.position
+            proposals = self.tree.children(proposals[token]) if token in proposals else {}
+        path = self.tree.advance(verified.tokens)
+        self._aliases |= zip(path, range(start + 1, start + 1 + len(path)), strict=True)
+        self.committed += verified.tokens
         self.idle = False
         self.finish = self._finish_of(self.committed)
         self._sent.append((self.position, self.seen))
