@@ -23,7 +23,7 @@ from cloud_verifier.engine.weights import Progress
 from cloud_verifier.engine_process.ipc import EngineEnd
 from cloud_verifier.engine_process.loop import engine_config, load_grammars, send_progress, serve_engine
 from outrider.core.errors import ModelRefused
-from outrider.core.vocabulary import compare_token_tables, token_table
+from outrider.core.vocabulary import compare_token_tables, special_ids, token_table
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
@@ -103,10 +103,12 @@ def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress
 
     progress(f"loading {config.server_draft.name}, the server draft")
     draft = LlamaModel.load(config.server_draft, threads=config.threads)
-    compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
+    tokenizer = (config.model / "tokenizer.json").read_bytes()
+    special = draft.special_ids() | special_ids(tokenizer)
+    _, unlike = compare_token_tables(draft.token_table(), token_table(tokenizer), special, config.server_draft.name)
     # At most twice the tokens of the target's own pool in all; each sequence has room for a whole one.
     length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
     count = min(config.max_sessions, DRAFTED_SESSIONS, max(1, 2 * config.kv_slots // length))
     progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
-    return [LlamaServerDraft(chains, depth=DRAFT_DEPTH, vocabulary=model.vocab_size)]
+    return [LlamaServerDraft(chains, depth=DRAFT_DEPTH, vocabulary=model.vocab_size, unlike=unlike)]

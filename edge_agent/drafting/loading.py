@@ -49,6 +49,8 @@ class DraftOptions:
     positions: int = 0
     """Positions of the target, for which a draft's context has room as far as it was trained for them, and as the
     contexts of all workers leave three quarters of the free memory; 0 if they are not known."""
+    added: frozenset[int] = frozenset()
+    """Ids of the target's added tokens, which a draft may have as other ones."""
 
 
 @dataclass
@@ -65,6 +67,8 @@ class LoadedModel:
     """(greedy, sampled); acceptance hardly depends on the session."""
     context_length: int = CONTEXT
     """Tokens of a worker's context."""
+    unlike: Sequence[int] = ()
+    """Ids of special tokens that differ from the target's."""
     latency: DecodeLatency | None = None
     """How long decodes take; the first worker measures it."""
     threads: int = 1
@@ -79,7 +83,7 @@ class LoadedModel:
     def source(self, context: TreeContext) -> LlamaSource:
         from edge_agent.drafting.sources.llama import LlamaSource
 
-        return LlamaSource(context, shared_vocabulary=self.shared_vocabulary)
+        return LlamaSource(context, shared_vocabulary=self.shared_vocabulary, unlike=self.unlike)
 
     def calibrated(self, context: TreeContext) -> CalibratedSource:
         """Return a source with what was learned of it; measures a decode's duration if nobody has."""
@@ -102,6 +106,8 @@ class Draft:
     models: tuple[LoadedModel, ...] = ()
     """The best one first; every worker drafts with all of them."""
     ngram_calibrators: tuple[Calibrator, Calibrator] = field(default_factory=lambda: (Calibrator(), Calibrator()))
+    missing: str = ""
+    """Why a model that was asked for is not among these; the requests say so."""
     failure: str = ""
     """Why no worker can start any more: one could not, and not every session tries again."""
     users: int = 0
@@ -132,9 +138,9 @@ class Draft:
             loaded.model.close()
 
 
-def ngram_draft() -> Draft:
-    """Return a draft without a model, which proposes what the text repeats."""
-    return Draft(NGRAM, NGRAM)
+def ngram_draft(missing: str = "") -> Draft:
+    """Return a draft without a model, which proposes what the text repeats. missing: why a wanted model is not used."""
+    return Draft(NGRAM, NGRAM, missing=missing)
 
 
 async def load(
@@ -158,6 +164,7 @@ async def load(
 def _load_all(paths: Sequence[tuple[Path, str, str]], target_table: Sequence[bytes], options: DraftOptions) -> Draft:
     """Load files, each with its name and its digest or ""."""
     models: list[LoadedModel] = []
+    missing: list[str] = []
     with contextlib.ExitStack() as failing:
         for number, (path, name, digest) in enumerate(paths, start=1):
             try:
@@ -165,7 +172,8 @@ def _load_all(paths: Sequence[tuple[Path, str, str]], target_table: Sequence[byt
             except ModelRefused as error:
                 if not models and number == len(paths):
                     raise
-                log.warning("the draft %s is left out: %s", name, error)
+                missing.append(f"the draft {name} is left out: {error}")
+                log.warning("%s", missing[-1])
                 continue
             failing.callback(loaded.model.close)
             models.append(loaded)
@@ -175,7 +183,7 @@ def _load_all(paths: Sequence[tuple[Path, str, str]], target_table: Sequence[byt
     release = models[0].digest
     if len(models) > 1:
         release = hashlib.sha256("".join(loaded.digest for loaded in models).encode()).hexdigest()
-    return Draft(" + ".join(loaded.name for loaded in models), release, tuple(models))
+    return Draft(" + ".join(loaded.name for loaded in models), release, tuple(models), missing="; ".join(missing))
 
 
 def _load(path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> LoadedModel:
@@ -186,8 +194,10 @@ def _load(path: Path, name: str, target_table: Sequence[bytes], options: DraftOp
         survived(path, f"the draft {name},")
     model = LlamaModel.load(path, threads=options.threads)
     try:
-        shared = compare_token_tables(model.token_table(), target_table)
-        return LoadedModel(name, model, shared, digest or file_digest(path), threads=options.threads)
+        special = model.special_ids() | options.added
+        shared, unlike = compare_token_tables(model.token_table(), target_table, special, f"the draft {name}")
+        digest = digest or file_digest(path)
+        return LoadedModel(name, model, shared, digest, unlike=unlike, threads=options.threads)
     except BaseException:
         model.close()
         raise

@@ -148,6 +148,7 @@ class DraftPool:
         """Give a session its first worker, and note if it is not the one that the session should have."""
         try:
             drafting.use(await self.take(draft))
+            drafting.failure = draft.missing
         except (ModelRefused, Overloaded) as error:
             if self.ngram is not None and draft.has_model:
                 with contextlib.suppress(ModelRefused):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import os
@@ -114,7 +115,7 @@ class BundleLoader:
         template = await self._template(tokenizer)
 
         def load_file(path: Path, name: str, digest: str) -> Awaitable[Draft]:
-            return load(path, name, tokenizer.table, self.draft_options, digest)
+            return load(path, name, tokenizer.table, self._options(tokenizer), digest)
 
         first = await first_draft(self.description.target, load_file) if first_draft is not None else None
         if first is None:
@@ -137,13 +138,16 @@ class BundleLoader:
             return self._without_model(str(error), logging.INFO)
         try:
             path = await self._fetched(ref)
-            return await load(path, ref.name, tokenizer.table, self.draft_options, digest(ref))
+            return await load(path, ref.name, tokenizer.table, self._options(tokenizer), digest(ref))
         except ModelRefused as error:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
     def _without_model(self, why: str, level: int) -> Draft:
         log.log(level, "%s; n-grams of the text draft", why)
-        return ngram_draft()
+        return ngram_draft(why if level > logging.INFO else "")
+
+    def _options(self, tokenizer: TargetTokenizer) -> DraftOptions:
+        return dataclasses.replace(self.draft_options, added=tokenizer.added)
 
     async def _fetched(self, ref: pb.Artifact) -> Path:
         return await cached(self.cache, ref, self.fetch)
@@ -197,9 +201,9 @@ class BundleLoader:
         if draft == NGRAM:
             return ngram_draft()
         if not isinstance(draft, str | os.PathLike):
-            return await load([Path(one) for one in draft], "", tokenizer.table, self.draft_options)
+            return await load([Path(one) for one in draft], "", tokenizer.table, self._options(tokenizer))
         if draft != AUTO:
-            return await load(Path(draft), Path(draft).name, tokenizer.table, self.draft_options)
+            return await load(Path(draft), Path(draft).name, tokenizer.table, self._options(tokenizer))
         try:
             return await self._offered_draft(tokenizer)
         except VocabularyMismatch:

@@ -37,6 +37,8 @@ class TargetTokenizer:
             tokenizer.no_padding()
         self._plain.encode_special_tokens = True  # a control token that a user spells out is text
         added = self._tokenizer.get_added_tokens_decoder()
+        self.added = frozenset(added)
+        """Ids of tokens beside the vocabulary's, some of which are special."""
         self.special = frozenset(i for i, token in added.items() if token.special)
         """Ids that stand for no text."""
         self.controls = tuple(token.content for token in added.values() if token.special)

@@ -1,6 +1,7 @@
 """Read the token table of a tokenizer.json as data, and compare it with another model's.
 
-A token table is the raw bytes of every id, in order; a control or added token is its text, an unused id is empty.
+A token table is the raw bytes of every id, in order, as the tokenizer decodes it; a special token is its text, an
+unused id is empty.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from outrider.core.errors import ModelRefused, VocabularyMismatch
+
+log = logging.getLogger(__name__)
 
 MAX_IDS = 4_000_000
 """Many times the largest vocabulary in use; no larger table is built."""
@@ -23,7 +27,7 @@ _SHOWN = 3
 
 
 def token_table(tokenizer_json: bytes | str) -> list[bytes]:
-    """Return the raw bytes of every id, in order; an added token is its text, an unused id is empty.
+    """Return the raw bytes of every id, in order; a special token is its text, an unused id is empty.
 
     Raises ModelRefused for a file that is no tokenizer.json or of an unknown kind, whatever it holds instead.
     """
@@ -33,25 +37,40 @@ def token_table(tokenizer_json: bytes | str) -> list[bytes]:
         raise ModelRefused(f"this is no tokenizer.json: {type(error).__name__}: {error}") from error
 
 
-def compare_token_tables(draft: Sequence[bytes], target: Sequence[bytes]) -> int:
-    """Check that two tables agree on the ids that both have, and return their number.
+def special_ids(tokenizer_json: bytes | str) -> frozenset[int]:
+    """Return the ids of all added tokens, special or not, in a file that `token_table` has read."""
+    return frozenset(token["id"] for token in json.loads(tokenizer_json).get("added_tokens") or ())
 
-    Widths may differ, since models pad their tables: ids at or beyond the number returned must never be drafted.
-    Raises VocabularyMismatch, naming the first ids that differ and how many do.
+
+def compare_token_tables(
+    draft: Sequence[bytes], target: Sequence[bytes], special: Collection[int] = (), name: str = "the draft"
+) -> tuple[int, list[int]]:
+    """Check that two tables agree on the ids that both have.
+
+    Return their number, and the ids below it that name different special tokens. Neither these nor ids at or beyond the
+    number, since models pad their tables, may ever be drafted. special: ids of control and added tokens, of either
+    table. name: of the draft, for the log. Raises VocabularyMismatch, naming the first ids that differ and how many do.
     """
     shared = min(len(draft), len(target))
     counts = f"the draft has {len(draft)} ids, the target {len(target)}"
     if shared == 0:
         raise VocabularyMismatch(f"{counts}; neither may be empty", field="token_table")
-    differing = [i for i in range(shared) if draft[i] != target[i]]
-    if not differing:
-        return shared
-    shown = ", ".join(f"id {i}: {draft[i]!r} and {target[i]!r}" for i in differing[:_SHOWN])
-    raise VocabularyMismatch(
-        f"draft and target differ in {len(differing)} of the {shared} ids that both have ({shown}); "
-        f"{counts}; use a draft made for this target's tokenizer",
-        field="token_table",
-    )
+    unlike = [i for i in range(shared) if draft[i] != target[i]]
+    # An unused id is as good as a special token: no text of the one model holds it.
+    plain = [i for i in unlike if i not in special and draft[i] and target[i]]
+    named = plain or unlike
+    shown = ", ".join(f"id {i}: {draft[i]!r} and {target[i]!r}" for i in named[:_SHOWN])
+    if plain or len(unlike) == shared:
+        raise VocabularyMismatch(
+            f"draft and target differ in {len(named)} of the {shared} ids that both have ({shown}), beside special"
+            f" tokens; {counts}; use a draft made for this target's tokenizer",
+            field="token_table",
+        )
+    if unlike:
+        log.info(
+            "%s and the target differ in special tokens, which are never drafted: %d (%s)", name, len(unlike), shown
+        )
+    return shared, unlike
 
 
 def vocabulary_hash(table: Sequence[bytes]) -> bytes:
@@ -68,13 +87,20 @@ def _table(data: dict[str, Any]) -> list[bytes]:
     # Unigram lists (piece, score) in order; BPE and WordPiece map piece to id.
     ids = {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
     table = [b""] * (1 + max((_checked(i) for i in (*ids.values(), *(token["id"] for token in added))), default=-1))
-    parts = json.dumps([data.get("pre_tokenizer"), data.get("decoder")])
-    raw = _from_byte_level if '"ByteLevel"' in parts else _from_sentencepiece
+    decoder = json.dumps(data.get("decoder"))
+    byte_level = '"ByteLevel"' in decoder or '"ByteLevel"' in json.dumps(data.get("pre_tokenizer"))
     for piece, i in ids.items():
-        table[i] = raw(piece)
+        table[i] = raw_bytes(piece, byte_level=byte_level)
+    decoded = byte_level or '"Metaspace"' in decoder or '"Replace"' in decoder
     for token in added:
-        table[token["id"]] = token["content"].encode()
+        text, special = token["content"], token.get("special", False)
+        table[token["id"]] = raw_bytes(text, byte_level=byte_level) if decoded and not special else text.encode()
     return table
+
+
+def raw_bytes(piece: str, *, byte_level: bool) -> bytes:
+    """Return the bytes that a piece of a byte-level or a SentencePiece vocabulary stands for in a text."""
+    return _from_byte_level(piece) if byte_level else _from_sentencepiece(piece)
 
 
 def _checked(token_id: object) -> int:
@@ -84,8 +110,9 @@ def _checked(token_id: object) -> int:
 
 
 def _from_byte_level(piece: str) -> bytes:
+    """Read each character as a byte; a piece with one that stands for none is plain text, as `tokenizers` reads it."""
     alphabet = _byte_alphabet()
-    return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)
+    return bytes(alphabet[c] for c in piece) if all(c in alphabet for c in piece) else piece.encode()
 
 
 def _from_sentencepiece(piece: str) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
+from outrider.core.vocabulary import raw_bytes
 from outrider.llama.library import errors_collected, library
 
 QuantKind = Literal["Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "F16"]
@@ -126,10 +127,11 @@ class LlamaModel:
     def token_table(self) -> list[bytes]:
         """Return the raw bytes of every token id, to be compared with the target's.
 
-        A control or added token is its text; an unused (padding) id is empty. Of byte-level and SentencePiece
-        vocabularies these are the bytes of the text that the token stands for, not of its spelling in the vocabulary.
+        A control token is its text; an unused (padding) id is empty. Of byte-level and SentencePiece vocabularies these
+        are the bytes of the text that the token stands for, not of its spelling in the vocabulary.
         """
         lib, vocab = library(), self._vocab
+        byte_level = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_BPE
         buffer, size = ctypes.create_string_buffer(256), 256
         table = []
         for token in range(self.vocab_size):
@@ -138,8 +140,19 @@ class LlamaModel:
                 size = -length
                 buffer = ctypes.create_string_buffer(size)
                 length = lib.llama_token_to_piece(vocab, token, buffer, size, 0, True)
-            table.append(buffer.raw[:length])
+            piece = buffer.raw[:length]
+            if (
+                lib.llama_vocab_get_attr(vocab, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+            ):  # llama.cpp leaves its spelling
+                piece = raw_bytes(piece.decode(errors="replace"), byte_level=byte_level)
+            table.append(piece)
         return table
+
+    def special_ids(self) -> set[int]:
+        """Return the ids of control and added tokens."""
+        lib, vocab = library(), self._vocab
+        kinds = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+        return {token for token in range(self.vocab_size) if lib.llama_vocab_get_attr(vocab, token) & kinds}
 
     # --- lifetime
 

@@ -93,6 +93,18 @@ def test_a_draft_equal_to_the_target_proposes_what_the_target_accepts(
     assert first_accepted >= 0.9 * (len(generated) - 12)  # the deepest token of a walk was never proposed
 
 
+def test_ids_that_are_special_tokens_of_another_name_are_never_proposed(
+    model: LlamaModel, context: TreeContext
+) -> None:
+    root = [NodeContext(ROOT, ROOT, -1, 0, ())]
+    usual = LlamaSource(context, shared_vocabulary=model.vocab_size)
+    usual.begin(DraftTask(PROMPT))
+    best, second = (one.token for one in usual.expand(root)[0][:2])
+    source = LlamaSource(context, shared_vocabulary=model.vocab_size, unlike=[best])
+    source.begin(DraftTask(PROMPT))
+    assert source.expand(root)[0][0].token == second
+
+
 def test_committing_a_path_goes_on_where_a_fresh_prefill_would(context: TreeContext, model: LlamaModel) -> None:
     source = LlamaSource(context, shared_vocabulary=model.vocab_size)
     source.begin(DraftTask(PROMPT))

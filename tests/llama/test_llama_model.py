@@ -18,6 +18,15 @@ def test_the_token_table_holds_the_bytes_that_each_id_stands_for(model: LlamaMod
     special = [token.encode() for token in SPECIAL]
     assert table == [bytes([i]) for i in range(256)] + merged + special + [b""] * PADDING
 
+    end = len(table) - PADDING
+    assert model.special_ids() == set(range(end - len(SPECIAL), end))
+
+
+def test_added_runs_of_blanks_are_blanks_however_the_file_spells_them(tmp_path: Path) -> None:
+    with LlamaModel.load(write_tiny_llama(tmp_path / "spm.gguf", sentencepiece=True)) as model:
+        assert model.token_table()[-3:] == [b" ", b" a", b"  "]
+        assert model.special_ids() == {0, 1, 2, model.vocab_size - 1}
+
 
 @pytest.mark.parametrize("kept", [4, 20, 300, 5_000, 200_000, -1])
 def test_a_truncated_file_is_refused_with_the_reason(tiny_path: Path, tmp_path: Path, kept: int) -> None:

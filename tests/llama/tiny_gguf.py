@@ -24,8 +24,14 @@ def byte_letters() -> dict[int, str]:
     return letters
 
 
-def vocabulary() -> tuple[list[str], list[int]]:
-    """Return the tokens as the GGUF spells them, and their types."""
+def vocabulary(sentencepiece: bool = False) -> tuple[list[str], list[int]]:
+    """Return the tokens as the GGUF spells them, and their types: a byte-level vocabulary, or one of SentencePiece."""
+    if sentencepiece:
+        kinds = gguf.TokenType
+        spelt = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+        spelt += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+        spelt += [("\u2581", kinds.NORMAL), ("\u2581a", kinds.NORMAL), ("\u2581\u2581", kinds.USER_DEFINED)]
+        return [token for token, _ in spelt], [int(kind) for _, kind in spelt]
     normal = [letter for _, letter in sorted(byte_letters().items())] + [merge.replace(" ", "") for merge in MERGES]
     padding = [f"[PAD{i}]" for i in range(PADDING)]
     types = [gguf.TokenType.NORMAL] * len(normal)
@@ -42,12 +48,13 @@ def write_tiny_llama(
     layers: int = LAYERS,
     epsilon: float = 1e-5,
     rope: int = HEAD_DIM,
+    sentencepiece: bool = False,
 ) -> Path:
     """Write a file of about 400 kB. `nan` damages one weight in a way that only a check of the tensors finds.
 
     layers, epsilon, rope: what the header says, whatever the tensors are.
     """
-    tokens, types = vocabulary()
+    tokens, types = vocabulary(sentencepiece)
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -62,12 +69,15 @@ def write_tiny_llama(
     writer.add_rope_dimension_count(rope)
     writer.add_layer_norm_rms_eps(epsilon)
     writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_model("llama" if sentencepiece else "gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(MERGES)
-    writer.add_eos_token_id(tokens.index(SPECIAL[0]))
+    if sentencepiece:
+        writer.add_token_scores([0.0] * len(tokens))
+    else:
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges(MERGES)
+    writer.add_eos_token_id(tokens.index("</s>" if sentencepiece else SPECIAL[0]))
     writer.add_chat_template(template)
 
     def add(name: str, *shape: int) -> None:

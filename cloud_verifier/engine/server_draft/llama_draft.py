@@ -6,6 +6,7 @@ the target's own. A tree is a chain of `depth` tokens with a further child at ea
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from outrider.core.tree import ROOT
 
 if TYPE_CHECKING:
     from outrider.llama import ChainContext
+
+log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 256
 """The most tokens of prompts that are read in one step, over all sessions: reading delays the step of all."""
@@ -94,12 +97,16 @@ class LlamaServerDraft:
         *,
         depth: int,
         vocabulary: int,
+        unlike: Sequence[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Never propose ids beyond the target's `vocabulary`."""
+        """Never propose ids beyond the target's `vocabulary`, or those of `unlike`."""
         self._chains = chains
         self._depth = depth
         self._shared = min(vocabulary, chains.vocab_size)
+        self._unlike = list(unlike)
+        self._narrow = False
+        """Whether the log says that a session has ids which the draft lacks."""
         self._free = list(range(chains.count - 1, -1, -1))
         self._sequences: dict[str, _Sequence] = {}
         self._refused: set[str] = set()
@@ -186,6 +193,9 @@ class LlamaServerDraft:
         read_s = len(new) * self._read_token_s.value if len(new) > USUAL_TOKENS else 0.0
         too_long = len(session.tokens) + self._depth > self._chains.length or read_s > session.left * request.token_s
         if too_long or max(new) >= self._shared:
+            if not too_long and not self._narrow:
+                self._narrow = True
+                log.warning("the server draft has %d ids: sessions with larger ones go without it", self._shared)
             self.release(session.session_id)
             self._refused.add(session.session_id)
             return None
@@ -209,4 +219,7 @@ class LlamaServerDraft:
         session, sampler = one.session, one.session.sampler
         position = session.protocol.position + len(one.path)
         logits = without_early_ends(row[: self._shared], session, position)
+        if self._unlike:
+            logits = logits.copy()
+            logits[self._unlike] = -np.inf
         return one.add(propose(logits, sampler.params, sampler.key, position, sampler.counts, one.path, CHILDREN))

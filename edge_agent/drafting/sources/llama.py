@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint, Row
 from outrider.core.coupling import session_key
@@ -22,11 +24,13 @@ class LlamaSource:
 
     The context knows the nodes by their own ids: ROOT is the tip.
 
-    shared_vocabulary: number of ids that draft and target share; larger ids are never proposed.
+    shared_vocabulary: number of ids that draft and target share; larger ids are never proposed. unlike: ids below that
+    are not, either.
     """
 
-    def __init__(self, context: TreeContext, *, shared_vocabulary: int) -> None:
+    def __init__(self, context: TreeContext, *, shared_vocabulary: int, unlike: Sequence[int] = ()) -> None:
         self._context = context
+        self._unlike = list(unlike)
         self._shared_vocabulary = min(shared_vocabulary, context.vocab_size)
         self._task = DraftTask(prompt=())
         self._key = 0
@@ -83,4 +87,7 @@ class LlamaSource:
             if forced:
                 return [Proposal(forced[0], 0, CERTAIN)]
             row = self._constraint.masked(row, position, path)
+        if self._unlike:
+            row = row.copy()
+            row[self._unlike] = -np.inf
         return propose(row, self._task.sampling, self._key, position, self._counts, path, PROPOSALS)
