@@ -1,14 +1,18 @@
-"""Hash the files of a target that decide on its tokens."""
+"""Hash the files of a target that decide on its tokens, and find the tokens that end its answers."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from outrider.artifacts.model_files import weight_files
 from outrider.artifacts.store import known_file_digest
 from outrider.core.errors import ModelRefused
+
+log = logging.getLogger(__name__)
 
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """The files that configure how weights are used: rope, softcap, windows, and the end-of-sequence tokens."""
@@ -33,3 +37,34 @@ def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
         done += size
         on_progress(f"hashing weights: {100 * done // max(1, sum(sizes))} %")
     return total.hexdigest()
+
+
+def end_token_ids(directory: Path | None, configured: Iterable[Any], vocabulary: int) -> tuple[int, ...]:
+    """Return all ids that end an answer: the configured ones, the tokenizer's, and what ends a turn of the template.
+
+    Files of fine-tuned models often disagree about it. directory: of the target, where there is one. configured: the
+    `eos_token_id` of each configuration: an id, several or None. Ids at or beyond `vocabulary` are left out.
+    """
+    ends = {one for ids in configured for one in (ids if isinstance(ids, list | tuple) else [ids])}
+    if directory is not None and (directory / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast  # those who hash alone need not wait for it
+
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+            ends.add(tokenizer.eos_token_id)
+            ends.add(_turn_end(tokenizer))
+        except Exception as error:  # a tokenizer or a template may fail in any way
+            log.warning("what ends an answer in %s's chat template is not known: %s", directory, error)
+    return tuple(sorted(one for one in ends if isinstance(one, int) and 0 <= one < vocabulary))
+
+
+def _turn_end(tokenizer: Any) -> int | None:
+    """Return the special token that the chat template puts behind an answer; None if there is none."""
+    if not tokenizer.chat_template:
+        return None
+    answer = "An answer"
+    turns = [{"role": "user", "content": "A question"}, {"role": "assistant", "content": answer}]
+    rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)[2].lstrip()
+    ids = tokenizer.encode(rest, add_special_tokens=False) if rest else []
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    return ids[0] if ids and ids[0] in special else None

@@ -17,7 +17,7 @@ from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
-from cloud_verifier.engine.weights import hash_of
+from cloud_verifier.engine.weights import end_token_ids, hash_of
 from cloud_verifier.engine_process.ipc import EngineEnd
 from cloud_verifier.engine_process.loop import engine_config, load_grammars, send_progress, serve_engine
 from outrider.core.errors import ModelRefused
@@ -44,7 +44,9 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         nodes=given.nodes_per_step,
         further=given.of_vllm,
     )
-    executor = VllmExecutor(core, limits, label=config.target_name, eos_token_ids=load.eos_token_ids(core))
+    vocabulary = core.vllm_config.model_config.get_vocab_size()
+    ends = end_token_ids(config.model, [load.eos_token_ids(core)], vocabulary)
+    executor = VllmExecutor(core, limits, label=config.target_name, eos_token_ids=ends)
     progress("checking that draft tokens change no output")
     load.check_outputs(executor, limits, half=core.vllm_config.model_config.dtype.itemsize < 4)
     progress("measuring what a step costs")

@@ -42,7 +42,7 @@ from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_
 from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
-from cloud_verifier.engine.weights import Progress, hash_of
+from cloud_verifier.engine.weights import Progress, end_token_ids, hash_of
 from outrider.artifacts.model_files import weight_files
 from outrider.core.errors import ModelRefused
 
@@ -54,13 +54,20 @@ class TargetModel:
     """Runs packed forward passes of the target. `check_numerics` must pass before an Engine takes it.
 
     weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
+    directory: where the tokenizer and the chat template are that say, too, what ends an answer.
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
     deviation: greatest difference of logits between trees and plain sequences in the numerics check; None before it.
     states: after a forward pass, the hidden states `[R, H]` that its logits were made of, if `keep_states` was called.
     """
 
     def __init__(
-        self, module: Any, *, name: str, weights_hash: str = "", backend: AttentionBackend | None = None
+        self,
+        module: Any,
+        *,
+        name: str,
+        weights_hash: str = "",
+        backend: AttentionBackend | None = None,
+        directory: Path | None = None,
     ) -> None:
         self.module = module.eval()
         self.name = name
@@ -72,7 +79,10 @@ class TargetModel:
         self.torch_dtype: torch.dtype = parameter.dtype
         self.device: torch.device = parameter.device
         self.deviation: float | None = None
-        self.eos_token_ids = _eos_token_ids(module)
+        configured = [
+            getattr(one, "eos_token_id", None) for one in (module.config, self.config, module.generation_config)
+        ]
+        self.eos_token_ids = end_token_ids(directory, configured, self.vocab_size)
         check_layers(module, self.label)
         _install(module, self.label)
         fix_rope(module)
@@ -120,7 +130,9 @@ class TargetModel:
         digest = hash_of(directory, on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
         module = _read_module(directory, getattr(torch, dtype)).to(device)
-        return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=backend)
+        return cls(
+            module, name=name or directory.resolve().name, weights_hash=digest, backend=backend, directory=directory
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -339,18 +351,24 @@ def _install(module: Any, label: str) -> None:
 def _read_module(directory: Path, dtype: torch.dtype) -> Any:
     """Read a model directory. Raises ModelRefused."""
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        module, loading = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             attn_implementation="eager",
+            output_loading_info=True,
         )
     except Exception as error:
         if (kind := _model_type(directory)) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise refused(f"{directory} (model type {kind})", UNKNOWN_TYPE) from error
         raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
+    if lost := sorted(loading["missing_keys"]):  # transformers fills them with random numbers
+        raise ModelRefused(
+            f"{directory} lacks {len(lost)} of the model's tensors, such as {lost[0]}; download it again"
+        )
+    return module
 
 
 def _model_type(directory: Path) -> str:
@@ -359,15 +377,6 @@ def _model_type(directory: Path) -> str:
         return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _eos_token_ids(module: Any) -> tuple[int, ...]:
-    """Return the ids of the generation configuration, else of the model's."""
-    generation = getattr(module, "generation_config", None)
-    ids = getattr(generation, "eos_token_id", None)
-    if ids is None:
-        ids = getattr(module.config.get_text_config(), "eos_token_id", None)
-    return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
 def _cpu_name() -> str:

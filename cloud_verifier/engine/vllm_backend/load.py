@@ -157,12 +157,12 @@ def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -
 
 
 def eos_token_ids(core: EngineCore) -> tuple[int, ...]:
-    """Return the ids that end a sequence, those of generation_config.json before those of config.json."""
+    """Return the ids that end a sequence by any of the model's configurations."""
     model = core.vllm_config.model_config
-    found = (model.try_get_generation_config() or {}).get("eos_token_id")
-    if found is None:
-        found = getattr(model.hf_text_config, "eos_token_id", None)
-    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+    found = [getattr(one, "eos_token_id", None) for one in (model.hf_config, model.hf_text_config)]
+    found.append((model.try_get_generation_config() or {}).get("eos_token_id"))
+    each = {one for ids in found for one in (ids if isinstance(ids, list) else [ids])}
+    return tuple(sorted(one for one in each if one is not None))
 
 
 def profile(executor: VllmExecutor, rows: int, sessions: int) -> StepCost:

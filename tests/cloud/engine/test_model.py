@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_targets import make_tiny
+from tokenizers import Tokenizer, models
 
 from cloud_verifier.engine.torch_backend.batch import Segment
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan, SdpaBackend
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from cloud_verifier.engine.weights import end_token_ids
 from outrider.core.errors import ModelRefused
 
 Directory = Callable[[str], Path]
@@ -41,6 +43,29 @@ def test_the_same_weights_under_another_configuration_are_another_target(tmp_pat
     (tmp_path / "generation_config.json").unlink()
     hashes.append(TargetModel.load(tmp_path).weights_hash)
     assert len(set(hashes)) == 4
+
+
+ENDS = ("</s>", "<|im_end|>", "<|turn|>", "<|user|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        ("", (0, 1, 5)),
+        ("{% for m in messages %}<|user|>{{ m.content | trim }} <|turn|>\n{% endfor %}", (0, 1, 2, 5)),
+        ("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}", (0, 1, 5)),
+        ("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}", (0, 1, 5)),
+        ("{{ raise_exception('no') }}", (0, 1, 5)),
+        ("{% for m in messages %}{{ m.content + '\\nUser: ' }}{% endfor %}", (0, 1, 5)),
+    ],
+)
+def test_whatever_file_says_so_a_token_ends_an_answer(tmp_path: Path, template: str, ends: tuple[int, ...]) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens(list(ENDS))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = {"eos_token": "<|im_end|>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    assert end_token_ids(tmp_path, [0, None, [5, 900]], 100) == ends
 
 
 def test_a_model_with_code_of_its_own_is_refused(tiny_directory: Directory, tmp_path: Path) -> None:
