@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from outrider.artifacts.model_files import parts
 from outrider.artifacts.store import content_hash
 from outrider.core.errors import BadRequest, ModelRefused, NotFound
 from outrider.wire.v1 import session_pb2 as pb
@@ -35,6 +36,11 @@ class Catalogue:
             text = json.dumps(tokens, ensure_ascii=False, sort_keys=True)
             catalogue._add("special_tokens", "special_tokens.json", text.encode())
         if draft is not None:
+            if len(parts(draft.name)) > 1:
+                raise ModelRefused(
+                    f"--draft {draft}: devices fetch a draft as one file, and this one is split; join its parts with"
+                    " `llama-gguf-split --merge`"
+                )
             catalogue._add("draft", draft.name, draft)
         return catalogue
 

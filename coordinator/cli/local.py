@@ -184,7 +184,7 @@ def _checked_pair(
     if "draft" in found:
         where, draft = found["draft"]
         check_gguf(draft, where)
-        if why := try_draft(draft, where):
+        if why := try_draft(draft, where, found["model"][1] / "tokenizer.json" if "model" in found else None):
             _say(f"the draft was not tried: {why}")
     return [word for flag, value in given.items() for word in (flag, value)]
 

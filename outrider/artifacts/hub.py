@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from outrider.artifacts.model_files import parts
 from outrider.core.errors import ModelRefused, Unavailable
 from outrider.core.text import clean
 
@@ -84,7 +85,8 @@ def fetch_draft(given: str | Path, name: str = "--draft", *, tell: Tell = log.in
         from huggingface_hub import hf_hub_download
 
         tell(f"taking {given} from the Hugging Face hub or its cache")
-        path = Path(hf_hub_download(repo, file or _only_gguf(where, repo, revision), revision=revision))
+        split = parts(file or _only_gguf(where, repo, revision))
+        path, *_ = [Path(hf_hub_download(repo, part, revision=revision)) for part in split]
     tell(f"{given} is {path}")
     return path
 
@@ -94,7 +96,7 @@ def _only_gguf(where: str, repo: str, revision: str) -> str:
     from huggingface_hub import HfApi
 
     files = HfApi().model_info(repo, revision=revision, timeout=ANSWER_TIMEOUT_S).siblings or ()
-    drafts = sorted(file.rfilename for file in files if file.rfilename.endswith(".gguf"))
+    drafts = sorted({parts(file.rfilename)[0] for file in files if file.rfilename.endswith(".gguf")})
     if len(drafts) != 1:
         listed = ", ".join(f":{draft}" for draft in drafts)
         why = f"several GGUF files; add one of them: {listed}" if drafts else "no *.gguf"

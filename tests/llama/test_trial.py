@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from tiny_gguf import write_tiny_llama
+from tiny_gguf import vocabulary, write_tiny_llama
 
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import ModelRefused, VocabularyMismatch
 from outrider.llama import trial
 from outrider.llama.trial import survived, try_draft
 
@@ -31,6 +32,21 @@ def test_a_crash_of_the_library_ends_the_child_alone(draft: Path, tmp_path: Path
     stand_in(tmp_path, monkeypatch, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(ModelRefused, match=r"llama\.cpp crashed on it \(SIGSEGV\)"):
         try_draft(draft)
+
+
+def test_a_draft_of_another_vocabulary_is_refused_by_name_and_special_tokens_may_differ(tmp_path: Path) -> None:
+    draft, tokenizer = write_tiny_llama(tmp_path / "d.gguf"), tmp_path / "tokenizer.json"
+    spelt, kinds = vocabulary()
+    plain = sum(kind == 1 for kind in kinds)
+    added = [{"id": plain, "content": "<|other|>", "special": True}]
+    vocab = {token: i for i, token in enumerate(spelt[:plain])}
+    made = {"model": {"vocab": vocab}, "added_tokens": added, "decoder": {"type": "ByteLevel"}}
+    tokenizer.write_text(json.dumps(made))
+    assert try_draft(draft, tokenizer=tokenizer) == ""
+    vocab["another"] = vocab.pop(spelt[40])
+    tokenizer.write_text(json.dumps(made))
+    with pytest.raises(VocabularyMismatch, match=rf"^--draft {draft}: draft and target differ in 1 of .* \(id 40: "):
+        try_draft(draft, tokenizer=tokenizer)
 
 
 HOSTILE = {
