@@ -49,7 +49,8 @@ class CoordinatorConfig(BaseSettings):
     """HOST:PORT at which devices, verifiers and operators connect; port 0 takes any free one. Loopback by default, so
     that nothing is open by accident."""
     redis: str = EMBEDDED
-    """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
+    """A redis://, rediss:// or unix:// URL, its password encoded (%2F for a slash); `embedded` starts a server that
+    forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE_DIR)
     """Folder of the ticket key, of tokens that `outrider up` makes, and of a copy of the draft releases with their
     history."""

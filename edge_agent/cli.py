@@ -27,6 +27,7 @@ from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.core.sampling import RULES
+from outrider.core.text import Parser
 from outrider.settings import add_config_options, add_settings, epilog, layers_of, settle
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def parser() -> argparse.ArgumentParser:
     text = "Text and chat from the terminal, drafted on this device, an HTTP server, and what drafts gain."
-    made = argparse.ArgumentParser(prog=PROGRAM, description=text, epilog=epilog(EdgeSettings))
+    made = Parser(prog=PROGRAM, description=text, epilog=epilog(EdgeSettings))
     made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="print it and leave")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     generate = _command(commands, "generate", _generate, "continue a text")

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -24,7 +23,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSourc
 
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
-from outrider.core.text import clean
+from outrider.core.text import Parser, clean, masked
 
 S = TypeVar("S", bound=BaseSettings)
 VARIABLE = "OUTRIDER_CONFIG"
@@ -38,7 +37,6 @@ _ANYTHING = "."
 """The value of a required setting that is missing, so that the others can be checked against one another."""
 _DEST = "setting:"
 """The prefix of settings in a namespace, which holds other options of the same names."""
-_PASSWORD = re.compile(r"""(://[^/@\s]*:)[^@\s"]*@""")
 _UNITS = {"_ms": "MS", "_s": "SECONDS", "_days": "DAYS"}
 _TYPES = {int: "N", float: "X", Path: "PATH", dict: "JSON", tuple: "JSON"}
 
@@ -172,7 +170,7 @@ class Layers(Generic[S]):
             except BadRequest as error:
                 problems = [f"{table_of(self._cls)}: {error}"]
         values = {} if config is None else config.model_dump(mode="json", exclude=set(missing))
-        shown = json.loads(_without_passwords(json.dumps(values)))
+        shown = {name: masked(value) if isinstance(value, str) else value for name, value in values.items()}
         return {"settings": shown, "problems": problems, "missing": missing}
 
     def _attempt(self) -> tuple[S | None, list[str], list[str]]:
@@ -259,22 +257,17 @@ def _json_or_text(given: str) -> Any:
     return given
 
 
-def _without_passwords(text: str) -> str:
-    """Replace the passwords of URLs in a text."""
-    return _PASSWORD.sub(r"\1********@", text)
-
-
 def _shortened(value: Any) -> str:
-    said = _without_passwords(repr(value))
+    said = masked(repr(value))
     return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}..."
 
 
 # --- flags
 
 
-def parser_of(cls: type[BaseSettings], program: str, text: str) -> argparse.ArgumentParser:
+def parser_of(cls: type[BaseSettings], program: str, text: str) -> Parser:
     """Return the parser of a program whose options are its settings. text: says what the program does."""
-    made = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTION ...]", description=text, epilog=epilog(cls))
+    made = Parser(prog=program, usage="%(prog)s [OPTION ...]", description=text, epilog=epilog(cls))
     add_config_options(made, cls)
     add_settings(made, cls)
     return made

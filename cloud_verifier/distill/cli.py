@@ -18,6 +18,7 @@ from cloud_verifier.distill.run_folder import DATASET, RunFolder, StageFailed, a
 from outrider.artifacts.hub import fetch_draft, fetch_target
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.text import Parser
 from outrider.settings import add_config_options, add_settings, epilog, layers_of, settle
 from outrider.telemetry.logs import configure
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser, whose namespaces have in `run` the function of their command."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=PROGRAM,
         description="Train drafts on recorded traffic, judge them and publish them.",
         epilog="The settings of `run`, `once`, `status` and `publish`: outrider-distill run --help",

@@ -12,6 +12,7 @@ from typing import Any
 from coordinator import START_TIMEOUT_S
 from outrider import __version__
 from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
+from outrider.core.text import Parser
 
 WATCH_S = 2.0
 TIMEOUT_S = 5.0
@@ -70,7 +71,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser. It puts `action`, MODULE.FUNCTION in `coordinator.cli`, into the options."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="outrider",
         description="Operate a cluster: ask its coordinator, change what it does, or start one on this machine.",
         epilog=EPILOG,

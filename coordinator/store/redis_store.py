@@ -9,6 +9,8 @@ start from the clock. While Redis is away every call raises Unavailable; the con
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,27 +27,42 @@ try:
 except ImportError as error:
     raise ImportError("the coordinator needs redis: pip install 'outrider[coordinator]'") from error
 
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest, InternalError, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
+
+log = logging.getLogger(__name__)
 
 SCRIPTS = Path(__file__).parent / "lua"
 TIMEOUT_S = 2.0
 """Longest wait for one command; callers then try another coordinator."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
-_AWAY = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
+_CLUSTER = "this is a Redis cluster: give a Redis that is not split over nodes"
+_CAUSES = (
+    ("OOM|OutOfMemory", "Redis is out of memory: raise its maxmemory, or give the coordinators a Redis of their own"),
+    ("MISCONF", "Redis takes no writes, since it cannot save to its disk: see Redis' own log"),
+    ("READONLY|ReadOnly", "this Redis is a replica, which takes no writes: give the primary's address"),
+    ("NOPERM|NoPermission", "its user lacks rights in Redis: docs/operations.md lists those that it needs"),
+    ("NOAUTH|Authentication", "Authentication failed: the URL's user name and password must be those of a Redis user"),
+    ("LOADING|BusyLoading", "Redis is still reading its data from disk"),
+    ("BUSY", "a script of somebody else keeps Redis busy"),
+    ("MASTERDOWN|MasterDown", "this Redis is a replica without its primary"),
+    ("NOREPLICAS", "Redis takes no writes without its replicas"),
+    ("MOVED|Moved|CROSSSLOT|CrossSlot|CLUSTERDOWN|ClusterDown", _CLUSTER),
+    ("unknown command", "what answers lacks commands of Redis: give Redis 6 or later, or Valkey, itself"),
 )
-_AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "MISCONF")
+"""What begins a reply of Redis or names its error, and what it means in plain words; another try may succeed later.
+
+Redis 6 has it within the reply, behind the name of a script and a line.
+"""
 ATTEMPTS = 16
 """Attempts at a transaction: each fails only because another one went through."""
+_PLACE = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+)(:\d+)?(/\d*)?|/[^@]+", re.ASCII)
+"""HOST, HOST:PORT or HOST:PORT/NUMBER; or the path of a socket."""
+_IN_PIPELINE = "of pipeline caused error: "
+"""How the client begins the reply to a command of a pipeline, behind the command, which messages must not repeat."""
 Command = Sequence[Any]
 _R = TypeVar("_R")
-_IN_PIPELINE = "of pipeline caused error: "
-"""How the client begins the reply to a command of a pipeline, which it gives as a tuple's text."""
 
 
 def call_histograms() -> defaultdict[str, Histogram]:
@@ -74,7 +91,9 @@ class RedisStore:
             self._redis = _client(url, TIMEOUT_S)
         except ValueError as error:
             raise BadRequest(
-                f"redis is {self.name!r}, must be a redis://, rediss:// or unix:// URL", field="redis"
+                f"redis is {self.name}, must be a redis://, rediss:// or unix:// URL; write what is none of letters,"
+                " digits, - . _ ~ in its user name and password as %XX, such as %40 for @, %2F for / and %23 for #",
+                field="redis",
             ) from error
         self._scripts: dict[str, Any] = {
             path.stem: self._redis.register_script(path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
@@ -126,6 +145,18 @@ class RedisStore:
                         return result
         raise Unavailable(f"{watched[0]} changes all the time in the coordinator's store; ask again", retry_after_s=1.0)
 
+    async def warn_of_eviction(self) -> None:
+        """Log it if Redis may throw away keys of its own accord. A user without the right to ask is not warned."""
+        with contextlib.suppress(exceptions.RedisError):
+            memory = await self._redis.info("memory")
+            if memory.get("maxmemory") and memory.get("maxmemory_policy") != "noeviction":
+                log.warning(
+                    "Redis at %s throws keys away when its memory is full (maxmemory-policy %s): sessions, tenants and"
+                    " releases would vanish; set noeviction",
+                    self.name,
+                    memory.get("maxmemory_policy"),
+                )
+
     async def now_unix(self) -> float:
         """Return the time by Redis' clock, in seconds. Raises Unavailable."""
         [(seconds, micros)] = await self.call("time", [("TIME",)])
@@ -137,29 +168,28 @@ class RedisStore:
         begun = time.perf_counter()
         try:
             yield
-        except _AWAY as error:
-            self.counters.failed[operation, type(error).__name__] += 1
-            raise self._unavailable(error) from error
-        except exceptions.ResponseError as error:
-            words = str(error).rpartition(_IN_PIPELINE)[2].lstrip("(\"'")
-            reply = next((reply for reply in _AWAY_REPLIES if words.startswith(reply)), "")
-            self.counters.failed[operation, reply or "ResponseError"] += 1
-            if reply:
-                raise self._unavailable(error) from error
-            raise
+        except (exceptions.RedisError, UnicodeError) as error:
+            kind, said = type(error).__name__, str(error).rpartition(_IN_PIPELINE)[2][:200]
+            found = ((re.search(rf"\b({words})", f"{kind} {said}"), cause) for words, cause in _CAUSES)
+            word, cause = next(((match[1], cause) for match, cause in found if match), ("", ""))
+            self.counters.failed[operation, word if word.isupper() else kind] += 1
+            away = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError)
+            if not (cause or away):
+                raise InternalError(f"Redis at {self.name} refuses {operation!r}: {kind}: {said}") from error
+            raise Unavailable(
+                f"the coordinator's store at {self.name} cannot be used ({cause or f'{kind}: {said}'}); live sessions"
+                " go on, opening and resuming work again once it is back"
+            ) from error
         finally:
             self.counters.calls_s[operation].add(time.perf_counter() - begun)
-
-    def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(
-            f"the coordinator's store at {self.name} cannot be used ({type(error).__name__}: {str(error)[:200]}); live"
-            " sessions go on, opening and resuming work again once it is back"
-        )
 
 
 def _client(url: str, timeout_s: float) -> Any:
     """Return a client. Raises ValueError."""
+    if not _readable(url):
+        raise ValueError("a password with characters that end a URL's host")
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    options["protocol"] = 2  # proxies and older servers refuse HELLO, with which the next one begins
     options |= {"decode_responses": True, "encoding_errors": "surrogateescape"}  # protobuf messages are no text
     options["retry"] = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
     pool = aioredis.BlockingConnectionPool.from_url
@@ -180,9 +210,21 @@ def scored(reply: Sequence[Any]) -> list[tuple[str, int]]:
 
 
 def without_credentials(url: str) -> str:
-    """Return the URL as it may be shown and logged."""
+    """Return the URL as it may be shown and logged: less and less of it, the less it reads as one."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("redis", "rediss", "unix"):
+        return "no such URL"
+    if not _readable(url):
+        return f"{scheme}://***"
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+
+
+def _readable(url: str) -> bool:
+    """Return whether a URL's credentials end where its parser thinks so, and what follows is a place."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "no URL"
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return False
+    place = parts.netloc.rpartition("@")[2] + parts.path
+    hidden = "@" in parts.path + parts.query + parts.fragment or parts.fragment
+    return not hidden and _PLACE.fullmatch(place) is not None

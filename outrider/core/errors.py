@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
+from outrider.core.text import masked
+
 
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose."""
@@ -32,8 +34,11 @@ class OutriderError(Exception):
     """Seconds after which the peer asks for another try; 0 if it named none."""
 
     def __init__(self, message: str, *, field: str = "", retry_after_s: float | None = None) -> None:
-        """field: what is out of bounds. retry_after_s: as of the class if not given."""
-        super().__init__(message)
+        """field: what is out of bounds. retry_after_s: as of the class if not given.
+
+        Credentials in URLs of the message are masked.
+        """
+        super().__init__(masked(message))
         self.field = field
         self.retry_after_s = self.retry_after_s if retry_after_s is None else retry_after_s
 

@@ -1,9 +1,16 @@
-"""Escape text from elsewhere, so that it cannot steer a terminal, count things, shorten ids, and lay out a table."""
+"""Write text for people: nothing in it steers a terminal or tells credentials; counts, short ids, and tables."""
 
 from __future__ import annotations
 
+import argparse
+import re
 import unicodedata
 from collections.abc import Sequence
+from typing import NoReturn
+
+_CREDENTIALS = re.compile(r"(?<=://)([^\s/@]*:(?!\d+([/\s]|$)).*@|\S*@|:\S+)")
+"""What stands before a URL's host, whatever characters a password has that was not encoded."""
+_SECRET_PARAMETER = re.compile(r"([?&][\w-]*(?:pass|secret|token)[\w-]*=)[^&\s'\"]*")
 
 
 def clean(text: str) -> str:
@@ -11,6 +18,18 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+
+
+def masked(text: str) -> str:
+    """Replace the credentials of URLs in a text: messages and logs must not hold any."""
+    return text if "://" not in text else _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub("***@", text))
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints do not repeat credentials."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(masked(message))
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,6 +1,7 @@
 """Write the logs of a process, as text or as JSON, each line with the session and the request that it is about.
 
-A line never holds a prompt or generated text: messages name sessions, epochs, counts and errors.
+A line never holds a prompt, generated text or the credentials of a URL: messages name sessions, epochs, counts and
+errors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from outrider.core.text import counted, short_id
+from outrider.core.text import counted, masked, short_id
 
 LogFormat = Literal["text", "json"]
 REQUEST_HEADER = "x-request-id"
@@ -129,10 +130,11 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         known = "".join(f" {name}={value}" for name, value in _about() if value not in record.message)
-        return f"{super().formatMessage(record)}{f' [{known[1:]}]' if known else ''}".translate(_ESCAPES)
+        line = f"{super().formatMessage(record)}{f' [{known[1:]}]' if known else ''}"
+        return masked(line).translate(_ESCAPES)
 
     def formatException(self, ei: Any) -> str:
-        return "\n".join(line.translate(_ESCAPES) for line in super().formatException(ei).split("\n"))
+        return "\n".join(masked(line).translate(_ESCAPES) for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -151,11 +153,11 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "process": self._process,
-            "message": record.getMessage(),
+            "message": masked(record.getMessage()),
             **dict(_about()),
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = masked(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 

@@ -1,13 +1,17 @@
 """Test that the coordinator reports a dead Redis, and goes on once it is back."""
 
+import asyncio
+import contextlib
 import os
 import signal
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from peers import until
 
+from coordinator.app import main
 from coordinator.store.redis_store import RedisStore, without_credentials
-from outrider.core.errors import Unavailable
+from outrider.core.errors import BadRequest, InternalError, OutriderError, Unavailable
 
 
 async def answers(call):
@@ -80,6 +84,70 @@ async def test_a_coordinator_starts_without_its_redis_and_works_once_it_comes(st
     await coordinator.open()
 
 
+@pytest.mark.parametrize(
+    ("reply", "error", "said"),
+    [
+        (
+            "-ERR Error running script (call to f_6b): @user_script:1: @user_script: 1: -OOM command not",
+            Unavailable,
+            "memory",
+        ),
+        ("-OOM command not allowed when used memory > 'maxmemory'.", Unavailable, "out of memory: raise its maxmemory"),
+        ("-MISCONF Redis is configured to save RDB snapshots", Unavailable, "cannot save to its disk"),
+        ("-READONLY You can't write against a read only replica.", Unavailable, "primary's address"),
+        ("-NOPERM User u has no permissions to run the 'time' command", Unavailable, "lacks rights"),
+        ("-MOVED 3999 127.0.0.1:6381", Unavailable, "Redis cluster"),
+        ("-CLUSTERDOWN The cluster is down", Unavailable, "Redis cluster"),
+        ("-MASTERDOWN Link with MASTER is down", Unavailable, "without its primary"),
+        ("-NOAUTH Authentication required.", Unavailable, "Authentication failed"),
+        ("-ERR unknown command 'TIME'", Unavailable, "lacks commands of Redis"),
+        ("-WRONGTYPE Operation against a key", InternalError, "refuses 'time'"),
+    ],
+)
+async def test_what_redis_answers_is_told_in_plain_words_without_hello(reply, error, said):
+    asked = []
+
+    async def serve(reader, writer):
+        with contextlib.closing(writer):
+            while begin := await reader.readline():
+                words = []
+                for _ in range(int(begin[1:])):
+                    await reader.readline()
+                    words.append((await reader.readline()).strip().decode())
+                asked.append(words[0])
+                writer.write(b"+OK\r\n" if words[0] == "CLIENT" else f"{reply}\r\n".encode())
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        store = RedisStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(error) as caught:
+            await store.now_unix()
+        await store.close()
+    assert said in str(caught.value) and "HELLO" not in asked
+
+
+ODD = ("pa/ss", "pa#ss", "pa?ss", "12/ss", "p@ss/", "pa[ss", "%/ss", "p ss/", ":pa:/ss")
+
+
+@pytest.mark.parametrize("password", ODD)
+def test_a_url_whose_password_is_not_encoded_is_refused_without_showing_it(password, capsys, monkeypatch, tmp_path):
+    url = f"redis://user:{password}@host:6379/0"
+    with pytest.raises(BadRequest, match=r"redis is redis://\*\*\*, .* as %XX") as refused:
+        RedisStore(url)
+    assert password not in str(refused.value)
+    (tmp_path / "file.toml").write_text(f"[coordinator]\nredis = '{url}'")
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_REDIS", url)
+    assert main(["--config", str(tmp_path / "file.toml"), "--listen", "127.0.0.1:0"]) == 2
+    assert main(["--listen", "127.0.0.1:0"]) == 2
+    for arguments in (["--redis", url], ["--redis", url, "--check-config"], ["--reddis", url], [url], ["--http", url]):
+        with contextlib.suppress(SystemExit):
+            assert main([*arguments, "--listen", "127.0.0.1:0"]) == 2
+    said = "".join(capsys.readouterr())
+    assert password not in said and said.count("redis://***") > 3
+
+
 def test_credentials_are_never_shown():
     assert without_credentials("redis://user:secret@host:6379/3?password=secret") == "redis://host:6379/3"
     assert "secret" not in RedisStore("rediss://:secret@host:6379/0").name
+    assert without_credentials("redis://:secret") == "redis://***" and without_credentials("secret") == "no such URL"
+    assert str(OutriderError("http://u:p@ss w/rd@h:1/x?token=t0k and more")) == "http://***@h:1/x?token=*** and more"
+    assert str(OutriderError("see http://h:80/v1 and org/name@main")) == "see http://h:80/v1 and org/name@main"

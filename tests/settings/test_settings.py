@@ -119,7 +119,7 @@ def test_no_complaint_repeats_a_secret(tmp_path: Path, monkeypatch, keys: str) -
     url = f"redis://me:{SECRET * 10}/{SECRET * 10}@host"
     wrong = {"admin_tokn": SECRET, "join_token": [SECRET], "report_interval_ms": url}
     said = "".join(refusal(CoordinatorConfig, {"redis": url}, toml(tmp_path / "o.toml", coordinator=wrong)))
-    assert SECRET not in said and "redis://me:********@host" in said and "join_token" in said
+    assert SECRET not in said and "redis://***@host" in said and "join_token" in said
 
 
 @pytest.mark.parametrize("content", [b"[coordinator]\nlisten = ", b"a = '\xff'", b"a = " + b"[" * 100_000])
