@@ -156,7 +156,12 @@ async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter]) -> R
     """Return the whole answer, or its first event with the rest to come."""
     writer = await starting
     if body.stream:
-        response = await streamed(_events(writer, body.stream_options or StreamOptions()))
+        options = body.stream_options or StreamOptions()
+        response = await streamed(
+            _events(writer, options),
+            writer.streams,
+            lambda error: event(api_error(error, chat=writer.chat).body) + DONE,
+        )
     else:
         response = json_response(writer.whole(await drained(writer.streams)))
     if body.ignored:
@@ -173,22 +178,15 @@ def _tell_ignored(names: str) -> None:
 
 
 async def _events(writer: CompletionWriter, options: StreamOptions) -> Events:
-    """Yield the answer's events. An error before the first one is raised, a later one is an event of its own."""
-    begun = False
-    try:
-        async with contextlib.aclosing(merged(writer.streams)) as choices:
-            async for choice, chunk in choices:
-                for content in writer.chunks(choice, chunk):
-                    begun = True
-                    if options.include_usage:
-                        content["usage"] = writer.usage_so_far(choice) if options.continuous_usage_stats else None
-                    yield event(content)
-        if options.include_usage:
-            yield event(writer.usage())
-    except Exception as error:
-        if not begun:
-            raise
-        yield event(api_error(error, chat=writer.chat).body)
+    """Yield the answer's events."""
+    async with contextlib.aclosing(merged(writer.streams)) as choices:
+        async for choice, chunk in choices:
+            for content in writer.chunks(choice, chunk):
+                if options.include_usage:
+                    content["usage"] = writer.usage_so_far(choice) if options.continuous_usage_stats else None
+                yield event(content)
+    if options.include_usage:
+        yield event(writer.usage())
     yield DONE
 
 

@@ -108,6 +108,6 @@ async def bundle_of(client: AsyncClient, name: str | None) -> TargetBundle:
     bundle = await client.prepare()
     known = bundle.description.target.name
     if name and name != known:
-        message = f"the model {name[:200]!r} does not exist here; this server has {known!r}"
+        message = f"the model {name[:200]!r} does not exist here; this server has {known!r}: give that, or no model"
         raise ApiError(404, message, param="model", code="model_not_found")
     return bundle

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -22,6 +23,13 @@ _A = TypeVar("_A")
 
 STALL_S = 60.0
 """Seconds after which a client that takes nothing of its stream counts as gone."""
+HEADERS_S = 5.0
+"""Seconds for which the headers of a stream wait for a verifier at most."""
+LOOK_S = 0.05
+"""Seconds between two looks for one."""
+QUIET_S = 10.0
+"""Seconds without an event after which a comment goes to the client: proxies and clients end connections that idle."""
+COMMENT = b": the answer is being made\n\n"
 DONE = b"data: [DONE]\n\n"
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -115,48 +123,86 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _A]) -> _A:
         return task.result()
 
 
-async def streamed(events: Events) -> Response:
-    """Return the response with these events once the first is known: what fails before it has a status of its own."""
+async def streamed(
+    events: Events, streams: Sequence[CompletionStream], failed: Callable[[Exception], bytes]
+) -> Response:
+    """Return the response with these events once a verifier has one of their streams: what fails before, as for lack of
+    room, has a status of its own.
+
+    failed: returns the events that end the response because of a later error.
+    """
+    first = asyncio.ensure_future(anext(events))
+    response = _EventStream(first, events, failed)
     try:
-        return _EventStream(await anext(events), events)
+        latest = time.monotonic() + HEADERS_S
+        while not first.done() and time.monotonic() < latest and not any(one.statistics.bytes_down for one in streams):
+            await asyncio.wait({first}, timeout=LOOK_S)
+        if first.done():
+            first.result()
     except BaseException:
-        await events.aclose()
+        await response.end()
         raise
+    return response
 
 
 class _EventStream(StreamingResponse):
-    """A response with a first event and those that follow.
+    """A response with a first event and those that follow, and comments while there are none for QUIET_S seconds.
 
     A client that takes nothing for STALL_S seconds ends it: otherwise it would hold its sessions for good.
     """
 
-    def __init__(self, first: bytes, rest: Events) -> None:
+    def __init__(self, first: asyncio.Future[bytes], rest: Events, failed: Callable[[Exception], bytes]) -> None:
         super().__init__(self._all(), headers=_HEADERS, media_type="text/event-stream")
         self._first = first
         self._rest = rest
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = self.stream_response(send)
-        async with contextlib.aclosing(self._rest), first_done(sending, _disconnected(receive)) as sent:
-            if sent.done():
-                sent.result()
+        try:
+            async with first_done(self.stream_response(send), _disconnected(receive)) as sent:
+                if sent.done():
+                    sent.result()
+        finally:
+            await self.end()
+
+    async def end(self) -> None:
+        """End the work behind the events."""
+        self._first.cancel()
+        await asyncio.wait({self._first})
+        await self._rest.aclose()
 
     async def _all(self) -> Events:
-        yield self._first
-        async for data in self._rest:
-            yield data
+        try:
+            yield await self._first
+            async for data in self._rest:
+                yield data
+        except Exception as error:
+            yield self._failed(error)
 
     async def stream_response(self, send: Send) -> None:
         """Send all events, unless the client does not take a message in time."""
+        sent_at = time.monotonic()
 
         async def within_time(message: Message) -> None:
+            nonlocal sent_at
+            sent_at = time.monotonic()
             async with asyncio.timeout(STALL_S):
                 await send(message)
 
+        async def comment() -> None:
+            while True:
+                await asyncio.sleep(sent_at + QUIET_S - time.monotonic())
+                if time.monotonic() >= sent_at + QUIET_S:
+                    await within_time({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+        comments = asyncio.create_task(comment())
         try:
             await super().stream_response(within_time)
         except TimeoutError:
             log.warning("a client took nothing of its stream for %g s: its request ends", STALL_S)
+        finally:
+            comments.cancel()
+            await asyncio.wait({comments})
 
 
 async def _disconnected(receive: Receive) -> None:

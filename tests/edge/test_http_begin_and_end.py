@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -11,8 +14,9 @@ from fake_verifier import FakeVerifier
 from reciter import recital
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http import serve
+from edge_agent.http import serve, streaming
 from edge_agent.http.serve import serving
+from edge_agent.session.statistics import Statistics
 from outrider.core.errors import ModelRefused, TimedOut, Unavailable, VocabularyMismatch
 
 LOCAL = "127.0.0.1:0"
@@ -78,3 +82,51 @@ async def test_a_stream_under_way_has_some_time_to_end(
             reading = asyncio.create_task(streamed(url, begun))
             await asyncio.wait_for(begun.wait(), 60)
         assert (b"data: [DONE]" in await reading) is whole
+
+
+async def sent_by(events: AsyncGenerator[bytes, None], commented: asyncio.Event, bytes_down: int) -> list[bytes]:
+    """Return the bodies that a response with these events sends, that of its headers first; tell of a comment.
+
+    bytes_down: what has come of a verifier.
+    """
+    sent: list[bytes] = []
+    asked = SimpleNamespace(statistics=Statistics(bytes_down=bytes_down))
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b"headers"))
+        if sent[-1] == streaming.COMMENT:
+            commented.set()
+
+    response = await streaming.streamed(events, [asked], lambda error: f"data: {error}\n\n".encode())  # type: ignore[list-item]
+    await response({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Future, send)  # type: ignore[arg-type]
+    return sent
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("no verifier")])
+async def test_a_stream_has_its_headers_and_comments_before_its_first_event(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    monkeypatch.setattr(streaming, "QUIET_S", 0.01)
+    commented = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        await commented.wait()
+        if error is not None:
+            raise error
+        yield b"data: one\n\n"
+        yield b"data: two\n\n"
+
+    sent = await asyncio.wait_for(sent_by(events(), commented, bytes_down=1), 60)
+    rest = [body for body in sent if body != streaming.COMMENT]
+    assert sent[:2] == [b"headers", streaming.COMMENT]
+    assert rest[1:] == ([b"data: no verifier\n\n", b""] if error else [b"data: one\n\n", b"data: two\n\n", b""])
+
+
+async def test_what_fails_before_a_verifier_has_it_has_a_status_of_its_own() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.02)
+        raise Unavailable("no verifier")
+        yield b""
+
+    with pytest.raises(Unavailable):
+        await sent_by(events(), asyncio.Event(), bytes_down=0)

@@ -100,26 +100,23 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
         for _ in (*writer.feed(completion.text), *writer.finish(completion)):
             pass
         return json_response(ended())
-    return await streamed(_events(stream, writer, ended))
+
+    def failed(error: Exception) -> bytes:
+        begin = [*writer.begin()]
+        return b"".join(map(_event, [*begin, writer.last(writer.response("failed", error=_renamed(error)))]))
+
+    return await streamed(_events(stream, writer, ended), [stream], failed)
 
 
 async def _events(stream: CompletionStream, writer: ResponseWriter, ended: Callable[[], dict[str, Any]]) -> Events:
-    """Yield the response's events. An error before the first token is raised, a later one is the last event."""
-    begun = False
-    try:
-        async with contextlib.aclosing(merged([stream])) as chunks:
-            async for _, chunk in chunks:
-                if not begun:
-                    begun = True
-                    for one in writer.begin():
-                        yield _event(one)
-                for one in writer.finish(stream.completion) if chunk is None else writer.feed(chunk.text):
-                    yield _event(one)
-        yield _event(writer.last(ended()))
-    except Exception as error:
-        if not begun:
-            raise
-        yield _event(writer.last(writer.response("failed", error=_renamed(error))))
+    """Yield the response's events."""
+    async with contextlib.aclosing(merged([stream])) as chunks:
+        async for _, chunk in chunks:
+            for one in writer.begin():
+                yield _event(one)
+            for one in writer.finish(stream.completion) if chunk is None else writer.feed(chunk.text):
+                yield _event(one)
+    yield _event(writer.last(ended()))
 
 
 def _event(content: dict[str, Any]) -> bytes:

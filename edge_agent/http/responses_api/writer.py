@@ -88,7 +88,9 @@ class ResponseWriter:
         self._sequence = 0
 
     def begin(self) -> Iterator[Event]:
-        """Yield the events before the first item."""
+        """Yield the events before the first item, once."""
+        if self._sequence:
+            return
         yield self._event("response.created", response=self.response("in_progress"))
         yield self._event("response.in_progress", response=self.response("in_progress"))
 
