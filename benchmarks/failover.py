@@ -1,4 +1,4 @@
-"""Break ten things under running sessions, and count what their users notice.
+"""Break eleven things under running sessions, and count what their users notice.
 
 Two verifiers share one core; the coordinator and a device with several sessions share another. Between device and
 verifiers are links with a round trip of 20 ms. The target is throttled to `--step-ms`, so that a text takes seconds.
@@ -50,6 +50,8 @@ from outrider.core.errors import OutriderError, Unavailable
 
 NEAR = Link(rtt_ms=20.0)
 """The link between the device and a verifier while nothing is wrong."""
+FAR = Link(rtt_ms=4_000.0)
+"""The link to every verifier while the coordinator alone is near."""
 SLOW = Link(rtt_ms=400.0, up_bps=16_000.0, down_bps=16_000.0)
 STUCK_S = 120.0
 SETTLE_S = 120.0
@@ -313,6 +315,17 @@ async def link_slow(bed: Testbed, serving: Child) -> AsyncIterator[None]:
         link.link = NEAR
 
 
+@contextlib.asynccontextmanager
+async def verifiers_far(bed: Testbed, serving: Child) -> AsyncIterator[None]:
+    for link in bed.links.values():
+        link.link = FAR
+    try:
+        yield
+    finally:
+        for link in bed.links.values():
+            link.link = NEAR
+
+
 FAULTS: Mapping[str, tuple[Fault, float]] = {
     NOTHING: (once(nothing), 0.0),
     "verifier killed": (once(kill_verifier), 0.0),
@@ -325,6 +338,7 @@ FAULTS: Mapping[str, tuple[Fault, float]] = {
     "link cut": (link_cut, 10.0),
     "link half open": (link_half_open, 10.0),
     "link slow": (link_slow, 5.0),
+    "verifiers far": (verifiers_far, 30.0),
 }
 """Name -> the fault, and the seconds after which it is mended."""
 

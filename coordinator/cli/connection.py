@@ -17,7 +17,7 @@ from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import OutriderError, Unauthenticated, Unavailable
 from outrider.settings import Address, Layers
 from outrider.wire import local_tokens
-from outrider.wire.channels import ClientTls, channel
+from outrider.wire.channels import ClientTls, channel, proxy_of
 from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -72,14 +72,14 @@ def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float
     known = error_from_rpc(
         error,
         f"the coordinator at {coordinator} (--coordinator)",
-        "is it running, is --coordinator right, does it want --tls, --ca or --cert?",
+        proxy_of(coordinator) or "is it running, is --coordinator right, does it want --tls, --ca or --cert?",
     )
     by_coordinator = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED if not by_coordinator:
             return Unavailable(
                 f"the coordinator at {coordinator} did not answer within {timeout_s:g} s; it may be overloaded: try"
-                " again, or it may want --tls or --ca"
+                f" again, or {proxy_of(coordinator) or 'it may want --tls or --ca'}"
             )
         case grpc.StatusCode.UNAUTHENTICATED:
             return Unauthenticated(

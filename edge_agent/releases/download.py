@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import ssl
+import urllib.request
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urljoin, urlsplit
@@ -13,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 from outrider.artifacts.download import DownloadRefused, download
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import ModelRefused
-from outrider.wire.channels import ClientTls
+from outrider.wire.channels import ClientTls, is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -109,9 +110,10 @@ async def _chunks(
     # Compression is not accepted, since a range counts the bytes of the file itself.
     headers = {"accept-encoding": "identity"} | ({"range": f"bytes={offset}-"} if offset else {})
     try:
+        direct, proxy = _way(url)
         trusting = await asyncio.to_thread(lambda: _trusting(httpx.create_ssl_context(), tls))
         async with (
-            httpx.AsyncClient(timeout=STALL_S, follow_redirects=True, verify=trusting) as client,
+            httpx.AsyncClient(timeout=STALL_S, follow_redirects=True, verify=trusting, trust_env=not direct) as client,
             client.stream("GET", url, headers=headers) as answer,
         ):
             start = position = _start_position(answer, offset, size)
@@ -122,8 +124,19 @@ async def _chunks(
         raise ReleaseRefused(
             "truncated" if position > start else "unreachable",
             f"release {digest[:12]} from {url} broke off after {position} of {size} bytes "
-            f"({type(error).__name__}: {error}); these are kept, and the next try resumes there",
+            f"({type(error).__name__}: {error}){proxy}; these are kept, and the next try resumes there",
         ) from error
+
+
+def _way(url: str) -> tuple[bool, str]:
+    """Return whether a URL is of this machine, which no proxy of the environment reaches, and which one is used else,
+    for messages."""
+    parts = urlsplit(url)
+    if is_loopback(f"[{parts.hostname}]:1"):
+        return True, ""
+    proxies = {} if urllib.request.proxy_bypass(parts.hostname or "") else urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return False, f" through the proxy {proxy} of the environment" if proxy else ""
 
 
 def _start_position(answer: httpx.Response, offset: int, size: int) -> int:

@@ -20,7 +20,8 @@ from outrider.core.errors import (
     Unavailable,
 )
 from outrider.telemetry.traces import call_metadata
-from outrider.wire.status import error_from_rpc
+from outrider.wire.channels import proxy_of
+from outrider.wire.status import error_from_rpc, is_unresolved
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -144,16 +145,24 @@ class CoordinatorClient:
 
     async def _call(self, method: str, request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
-        defaults = {"timeout": self._channels.timeout(_TIMEOUT_S), "metadata": (*self._key, *call_metadata())}
+        defaults = {
+            "timeout": self._channels.timeout(self._address, _TIMEOUT_S),
+            "metadata": (*self._key, *call_metadata()),
+        }
         channel = self._channels.get(self._address, tls=self._tls)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        begun = time.monotonic()
         try:
             answer = await getattr(stub, method)(request, **{**defaults, **options})
+            if not options:  # with them a coordinator that starts again was waited for
+                self._channels.measured(self._address, time.monotonic() - begun, channel)
         except grpc.RpcError as error:
             code = getattr(error, "code", lambda: None)()
             if code is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
+                self._channels.silent(self._address, channel)
+            if is_unresolved(error):
                 self._channels.retire(channel)
-            raise error_from_rpc(error, self._peer, _ADVICE) from error
+            raise error_from_rpc(error, self._peer, proxy_of(self._address) or _ADVICE) from error
         if answer is None:  # from gRPC, for bytes that are no message
             raise Unavailable(f"{self._peer} answered what is no message; is it of another version?")
         return answer

@@ -17,6 +17,8 @@ from outrider.core.errors import OutriderError, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 _MAX_EPOCH = (1 << 63) - 1
+MAX_REFUSALS = 4
+"""Tickets that may be refused in a row: those that a session had, and as many new ones of the coordinator's."""
 FIRST_CONTACT_S = 3.5
 """Time for which a single verifier is looked for: its address is more likely wrong than the verifier restarting."""
 
@@ -81,6 +83,8 @@ class Route:
         self._attempts = 0
         """Failed attaches at the first grant's verifier."""
         self._pause_s = 0.0
+        self._refusals = 0
+        """Tickets that were refused since the last progress."""
 
     async def next(self) -> tuple[pb.Grant, int]:
         """Return the verifier and the epoch of the next attach, after any pause. Raises where no verifier is left."""
@@ -101,10 +105,12 @@ class Route:
         """
         if progressed:
             self._backoff.progressed()
-            self._attempts = 0
+            self._attempts = self._refusals = 0
         where = next_attach(error)
         refused = isinstance(error, errors.Unauthenticated | errors.PermissionDenied)
-        if where is NextAttach.NONE or (refused and not self._is_placed):  # nobody gives another ticket
+        self._refusals += refused
+        # Without a coordinator nobody gives another ticket, and where new ones are refused, too, none will do.
+        if where is NextAttach.NONE or self._refusals > (MAX_REFUSALS if self._is_placed else 0):
             raise error
         self._backoff.failed(error)
         self._attempts += 1

@@ -11,14 +11,14 @@ from typing import Any, Self
 
 import grpc
 
-from edge_agent.session.channels import Channels, VerifierSilent, advice, peer
+from edge_agent.session.channels import MAX_RTT_S, Channels, VerifierSilent, advice, peer
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import Commit, Directive, Open, Opened
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import checks
 from outrider.wire.padding import padded
-from outrider.wire.status import error_from_rpc
+from outrider.wire.status import error_from_rpc, is_unresolved
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -53,14 +53,15 @@ class VerifierStream:
     def __init__(self, channels: Channels, grant: Grant, statistics: Statistics, draft_ms: Callable[[], float]) -> None:
         """draft_ms: returns the time in which this device drafts one level of its tree; 0 if it drafts nothing."""
         self._channels = channels
-        self._ticket = grant.ticket
+        self._ticket, self._address = grant.ticket, grant.address
         self._peer, self._advice = peer(grant), advice(grant)
         self._statistics = statistics
         self._draft_ms = draft_ms
         self._channel = channels.to(grant)
         self._answered = False
         """Whether the verifier has sent anything."""
-        self._allowed_s = channels.timeout(SILENCE_S + _CONNECT_S)
+        self._opened_at = 0.0
+        self._allowed_s = channels.timeout(grant.address, SILENCE_S + _CONNECT_S)
         self._pongs: deque[tuple[int, float]] = deque()
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
@@ -83,7 +84,7 @@ class VerifierStream:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._tasks[1].cancel()  # what comes now is not waited for that long
         if isinstance(error, VerifierSilent):
-            self._channels.retire(self._channel)
+            self._channels.silent(self._address, self._channel)
         if kind is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
@@ -96,7 +97,8 @@ class VerifierStream:
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
         size = self.send(pb.ClientMessage(open=message))
-        self._allowed_s = self._channels.timeout(SILENCE_S + _CONNECT_S, size)
+        self._opened_at = time.monotonic()
+        self._allowed_s = self._channels.timeout(self._address, SILENCE_S + _CONNECT_S, size)
 
     def send(self, message: pb.ClientMessage) -> int:
         """Send a message, and return its size in bytes."""
@@ -114,7 +116,8 @@ class VerifierStream:
             raise Unavailable(f"{self._peer} sent what is no message; is it of another version?")
         self._statistics.bytes_down += message.ByteSize()
         if not self._answered:
-            self._answered, self._allowed_s = True, SILENCE_S + self._channels.rtt_s
+            self._answered = True
+            self._heard_from(time.monotonic() - self._opened_at)  # at least a round trip; pings tell it exactly later
         kind = message.WhichOneof("kind")
         received: Received = getattr(message, kind) if kind is not None else None
         match received:
@@ -134,8 +137,8 @@ class VerifierStream:
         checks.check_ping(ping)
         now = time.monotonic()
         if ping.rtt_ms:
-            self._channels.measured(ping.rtt_ms / 1000)
-        self._allowed_s = SILENCE_S + self._channels.rtt_s
+            self._channels.rtt_s = min(ping.rtt_ms / 1000, MAX_RTT_S)
+            self._heard_from(self._channels.rtt_s)
         if ping.engine_quiet_ms > 1000 * (SILENCE_S + _ENGINE_S):
             raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
         while self._pongs and self._pongs[0][0] <= ping.heard:
@@ -146,11 +149,17 @@ class VerifierStream:
             )
         self._pongs.append((ping.nonce, now))
 
+    def _heard_from(self, rtt_s: float) -> None:
+        self._channels.measured(self._address, rtt_s, self._channel)
+        self._allowed_s = SILENCE_S + min(rtt_s, MAX_RTT_S)
+
     async def _read(self) -> Any:
         self._waits_since = time.monotonic()
         try:
             return await self._call.read()
         except grpc.RpcError as error:
+            if is_unresolved(error):
+                self._channels.retire(self._channel)
             raise error_from_rpc(error, self._peer, self._advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from outrider.artifacts.download import download
 from outrider.artifacts.store import ArtifactStore, digest_of
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.messages import MAX_VOCABULARY
-from outrider.wire.status import error_from_rpc
+from outrider.wire.status import error_from_rpc, is_unresolved
 from outrider.wire.ticket import target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -102,11 +103,14 @@ class ArtifactClient:
         while True:
             verifier = await self._connected()
             try:
+                begun = time.monotonic()
                 async with self._answering(DESCRIBE_S):
                     answer = await verifier.Describe(pb.DescribeRequest(), metadata=ticket_metadata(self._grant.ticket))
                 if answer is None:
                     raise self._no_message()
                 self._progressed = True
+                if self._channel is not None:
+                    self._channels.measured(self._grant.address, time.monotonic() - begun, self._channel)
                 return checked(answer)
             except OutriderError as error:
                 self._leave(error)
@@ -139,15 +143,17 @@ class ArtifactClient:
     @contextlib.asynccontextmanager
     async def _answering(self, within_s: float) -> AsyncIterator[None]:
         """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
-        allowed_s = self._channels.timeout(within_s)
+        allowed_s = self._channels.timeout(self._grant.address, within_s)
         try:
             async with asyncio.timeout(allowed_s):
                 yield
         except TimeoutError:
             if self._channel is not None:
-                self._channels.retire(self._channel)
+                self._channels.silent(self._grant.address, self._channel)
             raise VerifierSilent(f"{peer(self._grant)} has been silent for {allowed_s:g} s") from None
         except grpc.RpcError as error:
+            if self._channel is not None and is_unresolved(error):
+                self._channels.retire(self._channel)
             raise error_from_rpc(error, peer(self._grant), advice(self._grant)) from error
 
     def _no_message(self) -> Unavailable:

@@ -9,7 +9,10 @@ probing is off and the look-ahead small.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import os
+import re
 import resource
 import socket
 from dataclasses import dataclass
@@ -46,6 +49,8 @@ received the difference, the Commits of some 1,600 tokens. A longer message gets
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A full prompt with a full resumed sequence is 1.3 MB; nothing else comes near."""
 MAX_METADATA_BYTES = 16 * 1024
+RESOLVE_EVERY_MS = 2_000
+"""Least time between two look-ups of a name whose addresses have failed; gRPC's own 30 s outlast a failover."""
 RECONNECT_FIRST_MS = 100
 RECONNECT_MAX_MS = 500
 CONNECT_TIMEOUT_MS = 20_000
@@ -90,6 +95,7 @@ _CLIENT: _Options = (
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # despite its name, it only bounds each attempt from below
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+    ("grpc.dns_min_time_between_resolutions_ms", RESOLVE_EVERY_MS),
     ("grpc.use_local_subchannel_pool", 1),  # one caller's back-off must not delay another's failover
 )
 _SERVER: _Options = (
@@ -227,18 +233,44 @@ async def start(server: grpc.aio.Server) -> None:
 
 def check_free(address: str) -> None:
     """Raise Unavailable if `host:port` cannot be listened on: gRPC would say so on stderr first, in a line of C++."""
-    host, port = split_address(address)
     try:
-        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC's own: TIME_WAIT is no obstacle
-            probe.bind(where)
-            probe.listen(1)
+        for probe in listening(address):
+            probe.close()
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {address} (--listen): {error.strerror}; end the program that does, or give another"
             " --listen HOST:PORT of this machine"
         ) from error
+
+
+def listening(address: str) -> list[socket.socket]:
+    """Return sockets that listen at all addresses of `host:port`, of both families: localhost has one of each.
+
+    Raises OSError if one of them is taken, or if this machine has none.
+    """
+    host, port = split_address(address)
+    names = ("127.0.0.1", "::1") if host.lower() == "localhost" else (host,)
+    found = [socket.getaddrinfo(one, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE) for one in names]
+    listeners: list[socket.socket] = []
+    absent = OSError()
+    for family, where in dict.fromkeys((kind, where) for one in found for kind, _, _, _, where in one):
+        both = where[0] == "::" and socket.has_dualstack_ipv6()
+        taken = listeners[0].getsockname()[1] if listeners else port  # one port for all, also where any may be taken
+        try:
+            listener = socket.create_server((where[0], taken, *where[2:]), family=family, dualstack_ipv6=both)
+        except OSError as error:
+            absent = OSError(error.errno, os.strerror(error.errno or 0))  # socket's own message is a long one
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # a machine without IPv6, or without IPv4
+                continue
+            for one in listeners:
+                one.close()
+            if listeners and not port:
+                return listening(address)  # another port may be free in both families
+            raise absent from error
+        listeners.append(listener)
+    if not listeners:
+        raise absent
+    return listeners
 
 
 def check_bind(address: str, tls: object | None, insecure: bool) -> None:
@@ -260,6 +292,17 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def proxy_of(address: str) -> str:
+    """Return through which proxy of the environment gRPC reaches `host:port`, as advice; "" if through none."""
+    host, _ = split_address(address)
+    name = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)), "")
+    exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112 - as gRPC reads them
+    if not name or is_loopback(address) or any(host.endswith(end) for end in re.split(r"[,\s]+", exempt) if end):
+        return ""
+    proxy = os.environ[name]
+    return f"calls go through the proxy {proxy} ({name}); if it does not reach {host}, name that in no_proxy"
 
 
 def _read(path: Path, what: str) -> bytes:

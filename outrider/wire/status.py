@@ -33,10 +33,11 @@ _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
     Code.UNKNOWN: errors.InternalError,
 }
 
+_UNRESOLVED = "its host name cannot be resolved"
 _REASONS = (
     ("connection refused", "nothing listens there (connection refused)"),
-    ("resolving", "its host name cannot be resolved"),
-    ("lookup", "its host name cannot be resolved"),
+    ("resolving", _UNRESOLVED),
+    ("lookup", _UNRESOLVED),
     ("wrong_version_number", "it does not speak TLS"),
     ("certificate", "its TLS certificate is not trusted"),
     ("handshake", "the TLS handshake failed; does it speak TLS?"),
@@ -101,6 +102,13 @@ def error_from_rpc(error: grpc.RpcError, peer: str = "the peer", advice: str = "
         return _plain(code, message, peer, advice)
     retry_after_s = _retry(trailers[_RETRY_KEY]) if _RETRY_KEY in trailers else None
     return cls(message, field=_text(trailers.get(_FIELD_KEY, "")), retry_after_s=retry_after_s)
+
+
+def is_unresolved(error: grpc.RpcError) -> bool:
+    """Return whether a call failed since a host name was not found. gRPC looks it up again after up to two minutes,
+    a new channel at once."""
+    details = str(getattr(error, "details", lambda: "")() or "")
+    return bool(error.code() is Code.UNAVAILABLE and _why(Code.UNAVAILABLE, details) == _UNRESOLVED)
 
 
 def _plain(code: grpc.StatusCode, message: str, peer: str, advice: str) -> OutriderError:

@@ -11,9 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, Unavailable
-from outrider.wire.channels import ServerTls
+from outrider.wire.channels import ServerTls, listening
 
 _OURS = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False, "server_header": False}
 """Settings of uvicorn that all our servers share."""
@@ -37,31 +36,26 @@ async def serving(
         config.load()
     except OSError as error:  # ssl.SSLError is one
         raise BadRequest(f"TLS certificate and key cannot be used: {error}", field="tls") from error
-    with _listening(address, what) as listener:
+    with contextlib.ExitStack() as stack:
+        try:
+            listeners = [stack.enter_context(one) for one in listening(address)]
+        except OSError as error:
+            raise Unavailable(f"{what}: cannot listen on {address}: {error.strerror}; is the port taken?") from error
+        for one in listeners:
+            # Connections inherit it. asyncio sets it for sockets that name TCP as their protocol, and these do not. An
+            # answer's second packet would wait for the acknowledgement of the first, which its reader delays by 40 ms.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(config)
         # Signals are the process's own.
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        task = asyncio.create_task(server.serve(sockets=listeners))
         try:
             while not server.started:
                 if task.done():
                     raise Unavailable(f"{what}: serving at {address} failed") from task.exception()
                 await asyncio.sleep(0.01)
-            host, port = address.rpartition(":")[0], listener.getsockname()[1]
+            host, port = address.rpartition(":")[0], listeners[0].getsockname()[1]
             yield f"{'https' if tls else 'http'}://{host}:{port}/"
         finally:
             server.should_exit = True
             await asyncio.wait({task})
-
-
-def _listening(address: str, what: str) -> socket.socket:
-    host, port = split_address(address)
-    try:
-        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(where[:2], family=kind)
-    except OSError as error:
-        raise Unavailable(f"{what}: cannot listen on {address}: {error.strerror}; is the port taken?") from error
-    # Connections inherit it. asyncio sets it for sockets that name TCP as their protocol, and this one does not. An
-    # answer's second packet would wait for the acknowledgement of the first, which its reader delays by 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener

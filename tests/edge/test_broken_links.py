@@ -11,6 +11,7 @@ from fake_verifier import FakeVerifier, Script
 from scripted import target
 from session_messages import attach
 
+from edge_agent.session import channels as links
 from edge_agent.session import stream as streams
 from edge_agent.session.channels import (
     BYTES_PER_S,
@@ -22,6 +23,7 @@ from edge_agent.session.channels import (
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
 from outrider.core.protocol.messages import Commit, Open
+from outrider.wire.channels import channel
 from outrider.wire.v1.coordinator_pb2 import Grant
 
 SILENCE_S = 0.3
@@ -99,10 +101,33 @@ async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
         await receive_for(stream, clock, SILENCE_S)
 
 
-def test_the_round_trip_and_what_is_sent_add_to_each_wait() -> None:
+async def test_the_round_trip_and_what_is_sent_add_to_each_wait() -> None:
+    channels, unused = Channels(), channel("127.0.0.1:1")
+    assert channels.timeout("h:1", 2.5) == 2.5
+    channels.measured("h:1", 0.5, unused)
+    assert channels.timeout("h:1", 2.5, BYTES_PER_S) == 2.5 + ROUND_TRIPS * 0.5 + 1.0
+    channels.measured("h:1", 1e9, unused)
+    assert channels.timeout("h:1", 0.0) == ROUND_TRIPS * MAX_RTT_S
+    assert channels.timeout("h:2", 2.5) == 2.5  # another peer may be near
+    waits = []
+    for _ in range(4):
+        channels.silent("h:2", unused)
+        waits.append(channels.timeout("h:2", 0.0) / ROUND_TRIPS)
+    assert waits == [1.0, 2.0, 4.0, 4.0]
+
+
+async def test_a_new_connection_is_kept_while_it_may_still_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Clock()
+    monkeypatch.setattr(links, "time", now)
     channels = Channels()
-    assert channels.timeout(2.5) == 2.5
-    channels.measured(0.5)
-    assert channels.timeout(2.5, BYTES_PER_S) == 2.5 + ROUND_TRIPS * 0.5 + 1.0
-    channels.measured(1e9)
-    assert channels.timeout(0.0) == ROUND_TRIPS * MAX_RTT_S
+    first = channels.get("127.0.0.1:1")
+    channels.silent("127.0.0.1:1", first)
+    assert channels.get("127.0.0.1:1") is first
+    now.now += links.CONNECT_S + 1
+    channels.silent("127.0.0.1:1", first)
+    second = channels.get("127.0.0.1:1")
+    assert second is not first
+    channels.measured("127.0.0.1:1", 0.01, second)
+    channels.silent("127.0.0.1:1", second)
+    assert channels.get("127.0.0.1:1") is not second  # it was heard over this one, and is no more
+    await channels.close()

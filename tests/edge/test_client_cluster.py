@@ -13,9 +13,12 @@ from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
 from edge_agent import AsyncClient
+from edge_agent.bench.delay import DelayedAddresses
+from edge_agent.session import stream
+from edge_agent.target import artifacts
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest, Unauthenticated, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
@@ -81,6 +84,30 @@ async def test_closing_ends_requests_that_wait_for_a_hung_verifiers_description(
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(result, BadRequest) and "closed" in str(result) for result in results), results
     assert coordinator.closed == ["session-1"]
+
+
+async def test_verifiers_far_away_are_reached_although_the_coordinator_is_near(
+    coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((stream, "SILENCE_S"), (stream, "_CONNECT_S"), (artifacts, "DESCRIBE_S")):
+        monkeypatch.setattr(module, name, 0.1)
+    async with (
+        DelayedAddresses(800.0) as ways,
+        AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None, reroute=ways) as client,
+    ):
+        completion = await client.generate([1, 2], max_tokens=3, timeout=100.0)
+    assert len(completion.token_ids) == 3
+
+
+async def test_new_tickets_that_are_refused_like_the_old_ones_end_a_request(
+    client: AsyncClient, coordinator: FakeCoordinator, verifiers: tuple[FakeVerifier, FakeVerifier]
+) -> None:
+    await client.prepare()
+    for verifier in verifiers:
+        verifier.script.refuse = Unauthenticated("the ticket expired 695 s ago; compare the clocks")
+    with pytest.raises(Unauthenticated, match="compare the clocks"):
+        await client.generate([1, 2], max_tokens=3, retries=0)
+    assert len(coordinator.resumed) == 2
 
 
 GONE = Unavailable("no verifier is registered", retry_after_s=0.1)

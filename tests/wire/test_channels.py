@@ -1,5 +1,8 @@
 """Test TLS, loopback and bounds, on real sockets."""
 
+import contextlib
+import socket
+
 import grpc
 import pytest
 from certificate import self_signed
@@ -122,3 +125,43 @@ async def test_missing_and_senseless_tls_files_are_refused_by_name(tmp_path):
     senseless.write_bytes(b"garbage")
     with pytest.raises(BadRequest, match=r"senseless\.pem is no PEM"):
         channels.channel("127.0.0.1:1", tls=ClientTls(senseless))
+
+
+async def test_localhost_and_every_interface_are_listened_at_in_both_families():
+    for address, families in (
+        ("localhost:0", [socket.AF_INET, socket.AF_INET6]),
+        ("127.0.0.1:0", [socket.AF_INET]),
+        ("[::]:0", [socket.AF_INET6]),
+    ):
+        listeners = channels.listening(address)
+        with contextlib.ExitStack() as stack:
+            for one in listeners:
+                stack.enter_context(one)
+            if not socket.has_ipv6:
+                continue
+            assert [one.family for one in listeners] == families
+            (port,) = {one.getsockname()[1] for one in listeners}
+            for host in () if address.startswith("127") else ("127.0.0.1", "::1"):
+                socket.create_connection((host, port), timeout=10).close()
+            with pytest.raises(OSError, match=r"Address already in use$"):
+                channels.listening(address.replace(":0", f":{port}"))
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "named"),
+    [
+        ("cluster.example:7700", {}, ""),
+        ("cluster.example:7700", {"http_proxy": "http://me:secret@proxy:3128"}, "http://***@proxy:3128 (http_proxy)"),
+        ("cluster.example:7700", {"http_proxy": "http://a:1", "https_proxy": "http://b:2"}, "http://b:2 (https_proxy)"),
+        ("cluster.example:7700", {"http_proxy": "http://a:1", "no_proxy": "localhost, .example"}, ""),
+        ("127.0.0.1:7700", {"http_proxy": "http://a:1"}, ""),
+        ("localhost:7700", {"grpc_proxy": "http://a:1"}, ""),
+    ],
+)
+def test_the_proxy_through_which_calls_go_is_named_without_its_credentials(address, environment, named, monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    said = str(Unavailable(channels.proxy_of(address)))
+    assert named in said and bool(named) == bool(said) and "secret" not in said
