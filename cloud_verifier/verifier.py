@@ -69,7 +69,7 @@ class VerifierProcess:
         for flag, draft in (("--draft", config.draft), ("--server-draft", config.server_draft)):
             if draft is not None:
                 check_gguf(draft, flag)
-                if why := await asyncio.to_thread(try_draft, draft, flag):
+                if why := await asyncio.to_thread(try_draft, draft, flag, config.model / "tokenizer.json"):
                     log.warning("the draft of %s was not tried: %s", flag, why)
         catalogue = Catalogue.of_target(config.model, config.draft)
         self._recorder = recorder_of(config, self._id) if config.traffic else None
@@ -215,7 +215,9 @@ class VerifierProcess:
             await asyncio.Event().wait()
             return
         while True:
-            answer = await self._registry.report(_report(self._live_sessions, self._counters, self._host))
+            report = _report(self._live_sessions, self._counters, self._host)
+            report.verifier.clock_ahead_s = self._registry.clock_ahead_s
+            answer = await self._registry.report(report)
             if answer.known:
                 self._counters.told()
                 self._live_sessions.hold_back(answer.store_unix, answer.contended, answer.exhausted_tenants)

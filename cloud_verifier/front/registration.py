@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import time
@@ -25,9 +26,10 @@ from outrider.core.protocol.messages import Directive
 from outrider.core.text import short_id
 from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire import ticket
-from outrider.wire.channels import ClientTls, channel
+from outrider.wire.channels import ClientTls, channel, proxy_of
 from outrider.wire.checks import check_directive
-from outrider.wire.status import error_from_rpc
+from outrider.wire.status import error_from_rpc, is_unresolved
+from outrider.wire.telemetry import CLOCKS_DIFFER_S
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -59,8 +61,8 @@ class RegistryClient:
         self._request = request
         self._request.instance = secrets.randbits(63)
         self._join_token = join_token
-        self._channel = channel(coordinator, tls=tls, insecure=insecure)
-        self._stub = coordinator_pb2_grpc.RegistryStub(self._channel)  # type: ignore[no-untyped-call]
+        self._connect = functools.partial(channel, coordinator, tls=tls, insecure=insecure)
+        self._channel = self._connect()
         self._coordinator = coordinator
         self._interval_s = 1.0
         self._public_keys: dict[str, bytes] = {}
@@ -72,6 +74,9 @@ class RegistryClient:
         self._answered = False
         """Whether the last report was answered."""
         self._failure = RepeatedFailure(log, "the coordinator takes reports again")
+        self.clock_ahead_s = 0.0
+        """Seconds by which this machine's clock is ahead of the coordinator's, by its last answer."""
+        self._clocks = RepeatedFailure(log, "this machine's clock agrees with the coordinator's again")
 
     async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
         """Return what a ticket allows here. Raises Unauthenticated, PermissionDenied or Killed.
@@ -82,7 +87,7 @@ class RegistryClient:
             ticket_bytes,
             self._public_keys,
             audience=self._request.verifier_id,
-            now=time.time(),
+            now=self._now(),
             grace_s=CLOCK_SKEW_S,
         )
         self.revocations.check(claims)
@@ -135,7 +140,7 @@ class RegistryClient:
         self._hurried.set()
 
     async def _register(self) -> None:
-        answer = await self._call(self._stub.Register, self._request)
+        answer = await self._call("Register", self._request)
         self._interval_s = max(0.1, answer.report_interval_ms / 1000)
         self._public_keys = dict(answer.public_keys)
 
@@ -143,25 +148,52 @@ class RegistryClient:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
         request.revocations_seen = self.revocations.seen
-        answer: pb.ReportResponse = await self._call(self._stub.Report, request)
+        answer: pb.ReportResponse = await self._call("Report", request)
         if answer.public_keys:
             self._public_keys = dict(answer.public_keys)
-        self.revocations.learn(answer, time.time())
+        self.revocations.learn(answer, self._now())
         self.release_serial = answer.release_serial
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
             await self._register()
         return answer
 
-    async def _call(self, method: Any, request: Any) -> Any:
+    async def _call(self, method: str, request: Any) -> Any:
         peer = f"the coordinator at {self._coordinator} (--coordinator)"
+        sent_at = time.time()
         try:
-            answer = await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata())
+            answer = await getattr(self._stub, method)(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, peer) from error
+            if is_unresolved(error):
+                await self._channel.close()
+                self._channel = self._connect()
+            raise error_from_rpc(error, peer, proxy_of(self._coordinator)) from error
         if answer is None:  # from gRPC, for bytes that are no message
             raise Unavailable(f"{peer} answered what is no message; is it of another version?")
+        self._compare_clocks((sent_at + time.time()) / 2, answer.unix)
         return answer
+
+    def _compare_clocks(self, ours: float, theirs: float) -> None:
+        """Measure how far the clocks differ. theirs: 0 if the coordinator did not say."""
+        if not theirs:
+            return
+        self.clock_ahead_s = ours - theirs
+        if abs(self.clock_ahead_s) > CLOCKS_DIFFER_S:
+            self._clocks.failed(
+                "this machine's clock is %.0f s %s the coordinator's, by which tickets are judged: set it, as by NTP",
+                abs(self.clock_ahead_s),
+                "ahead of" if self.clock_ahead_s > 0 else "behind",
+            )
+        else:
+            self._clocks.worked()
+
+    def _now(self) -> float:
+        """Return the time by the coordinator's clock."""
+        return time.time() - self.clock_ahead_s
+
+    @property
+    def _stub(self) -> Any:
+        return coordinator_pb2_grpc.RegistryStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = self._join_token()

@@ -60,6 +60,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
             lease_ms=self.config.lease_ms,
             report_interval_ms=self.config.report_interval_ms,
             public_keys=self.keys.public_keys,
+            unix=time.time(),
         )
 
     @rpc
@@ -83,6 +84,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
             told = window.directive(decision, LIMITS)
             answer.directives.add(session_id=decision.session_id, epoch=decision.epoch, directive=told)
         answer.public_keys.update(self.keys.public_keys)
+        answer.unix = time.time()
         answer.release_serial = await self.releases.sample(found.weights, request.sessions, found.devices)
         return answer
 

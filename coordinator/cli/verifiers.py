@@ -24,7 +24,14 @@ from coordinator.cli.output import (
     table,
 )
 from outrider.core.text import clean
+from outrider.wire.telemetry import CLOCKS_DIFFER_S
 from outrider.wire.v1 import coordinator_pb2 as pb
+
+
+def _clock(ahead_s: float) -> str:
+    """Return what a table says of a verifier's clock: nothing unless it is wrong."""
+    return f", clock {ahead_s:+.0f} s" if abs(ahead_s) > CLOCKS_DIFFER_S else ""
+
 
 COLUMNS: Columns = {
     "VERIFIER": lambda v: v["id"],
@@ -40,7 +47,7 @@ COLUMNS: Columns = {
     "KV": lambda v: f"{v['kv_used']}/{v['kv_capacity']}",
     "LEASE": lambda v: f"{v['lease_s']:.1f} s",
     "RESTARTS": lambda v: str(v["restarts"]),
-    "STATE": lambda v: v["state"],
+    "STATE": lambda v: v["state"] + _clock(v["clock_ahead_s"]),
 }
 TOP_COLUMNS: Columns = {
     "TOKENS/S": lambda s: "-" if s["tokens_per_s"] is None else f"{s['tokens_per_s']:.0f}",

@@ -15,6 +15,8 @@ MAX_PARTS = 16
 """Parts of a step whose times a verifier reports."""
 MAX_PART_NAME = 32
 MAX_MEASURE = 1e9
+CLOCKS_DIFFER_S = 10.0
+"""Seconds by which a verifier's clock may differ from the coordinator's before anybody is told."""
 MAX_HISTORY = 1_024
 _OUTCOMES = bytes(range(HIT + 1))
 MAX_NODES_PER_LEVEL = 16.0
@@ -58,6 +60,7 @@ def check_verifier(message: pb.VerifierTelemetry) -> None:
     between("min_acceptance", message.min_acceptance, 0, 1.0)
     for name in ("step_ms", "tokens_per_s", "node_ms", "session_cost_ms", "rtt_ms"):
         between(name, getattr(message, name), 0, MAX_MEASURE)
+    between("clock_ahead_s", message.clock_ahead_s, -MAX_MEASURE, MAX_MEASURE)
     for rows, ms in message.step_cost_ms.items():
         between(f"step_cost_ms of {rows}", ms, 0, MAX_MEASURE)
     for part, ms in message.timing_ms.items():

@@ -201,7 +201,8 @@ def verify(
     late = now - claims.expires_unix - grace_s
     if not late <= 0:
         raise Unauthenticated(
-            f"the ticket expired {late:.0f} s ago; resume the session at the coordinator for a new one"
+            f"the ticket expired {late:.0f} s ago; resume the session at the coordinator for a new one, and if that is"
+            " refused, too, compare the clocks of coordinator and verifier"
         )
     return replace(claims, keep_prompts=claims.keep_prompts and claims.keep_s > 0.0)
 

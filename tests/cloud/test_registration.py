@@ -34,13 +34,16 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.refuse_reports: Exception | None = None
         self.revocations: list[pb.Revocation] = []
         self.drain = False
+        self.behind_s = 0.0
+        """How far this registry's clock is behind the verifier's."""
 
     async def Register(self, request, context):
         self.registrations.append(request)
         if self.refuse is not None:
             await abort(context, self.refuse)
         self.known = True
-        return pb.RegisterResponse(lease_ms=5000, report_interval_ms=self.interval_ms, public_keys=self.keys)
+        unix = time.time() - self.behind_s
+        return pb.RegisterResponse(lease_ms=5000, report_interval_ms=self.interval_ms, public_keys=self.keys, unix=unix)
 
     async def Report(self, request, context):
         self.reports.append(request)
@@ -54,6 +57,7 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
             revocations=self.revocations,
             revocations_seen=len(self.revocations),
             drain=self.drain,
+            unix=time.time() - self.behind_s,
         )
 
     async def Deregister(self, request, context):
@@ -131,6 +135,22 @@ async def test_registering_goes_on_until_it_works_or_trying_again_cannot_mend_it
         await made.leave()
     assert pauses == [1, 2, 3]
     assert [(r.verifier_id, r.instance) for r in registry.left] == [("v1", registry.registrations[0].instance)]
+
+
+@pytest.mark.parametrize(("behind_s", "where"), [(4_300.0, "4300 s ahead of"), (-4_300.0, "4300 s behind")])
+async def test_tickets_are_judged_by_the_coordinators_clock_and_a_wrong_one_is_named(registry, behind_s, where, caplog):
+    registry.behind_s = behind_s
+    signer = registry.trust(Signer.generate())
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        assert (await made.authorise(signer.sign(claims(expires_in=60.0 - behind_s)))).session_id == "s"
+        with pytest.raises(Unauthenticated, match="compare the clocks"):
+            await made.authorise(signer.sign(claims(expires_in=-60.0 - behind_s)))
+        assert made.clock_ahead_s == pytest.approx(behind_s, abs=5.0)
+        assert f"clock is {where} the coordinator's" in caplog.text
+        registry.behind_s = 0.0
+        await made.report(pb.ReportRequest())
+        assert abs(made.clock_ahead_s) < 5.0
 
 
 async def test_a_lost_lease_is_taken_again_by_the_same_instance(registry):

@@ -171,7 +171,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("lease_ms", "report_interval_ms", "public_keys")
+    __slots__ = ("lease_ms", "report_interval_ms", "public_keys", "unix")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,10 +182,12 @@ class RegisterResponse(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEYS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     report_interval_ms: int
     public_keys: _containers.ScalarMap[str, bytes]
-    def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    unix: float
+    def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., unix: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("verifier_id", "instance", "verifier", "sessions", "revocations_seen", "tenant_tokens", "tokens_sequence")
@@ -213,7 +215,7 @@ class ReportRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., tenant_tokens: _Optional[_Mapping[str, int]] = ..., tokens_sequence: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "store_unix", "contended", "exhausted_tenants")
+    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "store_unix", "contended", "exhausted_tenants", "unix")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +234,7 @@ class ReportResponse(_message.Message):
     STORE_UNIX_FIELD_NUMBER: _ClassVar[int]
     CONTENDED_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
@@ -243,7 +246,8 @@ class ReportResponse(_message.Message):
     store_unix: float
     contended: bool
     exhausted_tenants: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., store_unix: _Optional[float] = ..., contended: bool = ..., exhausted_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
+    unix: float
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., store_unix: _Optional[float] = ..., contended: bool = ..., exhausted_tenants: _Optional[_Iterable[str]] = ..., unix: _Optional[float] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("session_id", "api_key_id", "until_unix")

@@ -49,7 +49,7 @@ class SessionTelemetry(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., acceptance_history: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., positions: _Optional[int] = ..., first_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., lossy: bool = ..., server_gain: _Optional[float] = ...) -> None: ...
 
 class VerifierTelemetry(_message.Message):
-    __slots__ = ("live_sessions", "draining", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "min_acceptance", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "evaluated", "accepted", "rtt_ms")
+    __slots__ = ("live_sessions", "draining", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "min_acceptance", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "evaluated", "accepted", "rtt_ms", "clock_ahead_s")
     class StepCostMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class VerifierTelemetry(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
     live_sessions: int
     draining: bool
     step_ms: float
@@ -92,4 +93,5 @@ class VerifierTelemetry(_message.Message):
     evaluated: int
     accepted: int
     rtt_ms: float
-    def __init__(self, live_sessions: _Optional[int] = ..., draining: bool = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., min_acceptance: _Optional[float] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+    clock_ahead_s: float
+    def __init__(self, live_sessions: _Optional[int] = ..., draining: bool = ..., step_ms: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., kv_used: _Optional[int] = ..., kv_capacity: _Optional[int] = ..., min_acceptance: _Optional[float] = ..., node_ms: _Optional[float] = ..., step_cost_ms: _Optional[_Mapping[int, float]] = ..., session_cost_ms: _Optional[float] = ..., timing_ms: _Optional[_Mapping[str, float]] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ...) -> None: ...
