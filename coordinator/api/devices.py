@@ -162,10 +162,10 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
                 refused = error
                 continue
             ranked = placement.candidates(fleet, wanted, failed, self._draw)
-            placed = await self.sessions.place(replace(claims, target=wanted), ranked, failed, device_id)
-            if not isinstance(placed, int):
+            placed, alive = await self.sessions.place(replace(claims, target=wanted), ranked, failed, device_id)
+            if placed is not None:
                 return placed
-            refused = placement.refusal(fleet, wanted, placed)
+            refused = placement.refusal(fleet, wanted, alive)
         raise refused or Unavailable("no verifier is registered")
 
     async def _opened(self, claims: Claims, placed: Placement) -> pb.OpenSessionResponse:

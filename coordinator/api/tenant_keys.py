@@ -48,16 +48,12 @@ class TenantKeys:
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
         """Return the tenant whose key has this hash, "" if none has, and whether any tenant was ever created."""
-        name, any_created = await self._find(hashed.hex() if hashed else "")
-        if any_created and not self._any_created:
-            self._remember()
+        name, _ = await self._find(hashed.hex() if hashed else "")
         return name, self._any_created
 
     async def watch(self) -> None:
         """Remember what another coordinator may have done, create a tenant, and say if Redis has lost all of them."""
         _, any_created = await self._find("")
-        if any_created and not self._any_created:
-            self._remember()
         if not any_created and self._any_created and not self._lost:
             log.warning(
                 "Redis has lost the tenants that were created: callers are refused until `outrider tenants create` has"
@@ -174,9 +170,12 @@ class TenantKeys:
         return shown, found[limit - 1].name if len(found) > limit else ""
 
     async def _find(self, hashed: str) -> tuple[str, bool]:
-        """Return the tenant whose key has this hash, "" if none has, and whether Redis knows any tenant."""
+        """Return the tenant whose key has this hash, "" if none has, and whether Redis knows any tenant, which is then
+        remembered."""
         commands = [("HGET", keys.TENANT_KEYS, hashed), ("EXISTS", keys.TENANTS)]
         name, any_created = await self._store.call("tenant_of", commands)
+        if any_created and not self._any_created:
+            self._remember()
         return name or "", bool(any_created)
 
     async def _measured(self, tenant: pb.Tenant) -> pb.Tenant:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from coordinator.store import keys, redis_codec
-from coordinator.store.redis_store import RedisStore
+from coordinator.store.redis_store import RedisStore, milliseconds
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -40,8 +40,6 @@ MOST_WAITING = 64
 """Of the tenants that wait for a place at a target, those that asked last are looked at."""
 MOST_EXHAUSTED = 256
 """Tenants whose tokens are used up that a verifier is told of."""
-ATTACH_GRACES = 6
-"""The record of a session that no device attaches to is kept for so many times as long as its place."""
 
 
 def limits_from(record: str | None) -> pb.TenantLimits:
@@ -103,8 +101,9 @@ async def count_tokens(
 
 async def find(store: RedisStore, tenant: str) -> tuple[pb.TenantLimits, pb.TenantUse]:
     """Return limits and use of a tenant. Raises Unavailable."""
-    now = f"({int(1000 * await store.now_unix())}"
-    reads = [("HGET", keys.TENANT_LIMITS, tenant), ("ZCOUNT", keys.tenant_places(tenant), now, "+inf")]
+    [time] = await store.call("time", [("TIME",)])
+    since = f"({milliseconds(time)}"
+    reads = [("HGET", keys.TENANT_LIMITS, tenant), ("ZCOUNT", keys.tenant_places(tenant), since, "+inf")]
     record, places = await store.call("tenant_limits", reads)
     limits = limits_from(record)
     use = await _use(store, tenant, limits)

@@ -157,11 +157,6 @@ class RedisStore:
                     memory.get("maxmemory_policy"),
                 )
 
-    async def now_unix(self) -> float:
-        """Return the time by Redis' clock, in seconds. Raises Unavailable."""
-        [(seconds, micros)] = await self.call("time", [("TIME",)])
-        return int(seconds) + int(micros) / 1e6
-
     @contextlib.contextmanager
     def _counted(self, operation: str) -> Iterator[None]:
         """Count a call, and raise Unavailable for every way of not reaching Redis."""

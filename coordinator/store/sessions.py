@@ -16,6 +16,8 @@ from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
+ATTACH_GRACES = 6
+"""The record of a session that no device attaches to is kept for so many times as long as its place."""
 CANDIDATES_AT_ONCE = 4
 """Verifiers that are looked at together; the next ones only if all of these are full."""
 EPOCH_SPAN = 256
@@ -67,15 +69,16 @@ class SessionStore:
 
     async def place(
         self, claims: Claims, ranked: Sequence[str], failed: Collection[str], device_id: str
-    ) -> Placement | int:
-        """Place a session, name a standby and use up two ranges of epochs.
+    ) -> tuple[Placement | None, int]:
+        """Place a session, name a standby and use up two ranges of epochs. Return the placement, None if no candidate
+        has room, and how many of those that were looked at are alive.
 
         Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it, Overloaded if
         its tenant may not have another one now.
 
-        Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one, and their target what the session is bound to, or the one that was named. ranked:
-        verifiers in the order of placement.candidates. failed: those to avoid while any other has room.
+        claims: every epoch of the placement is greater than their last one, and their target what the session is bound
+        to, or the one that was named. ranked: verifiers in the order of placement.candidates. failed: those to avoid
+        while any other has room.
         """
         facts = "closed", "live", "moves", "reporter", "verifier"
         commands: list[Command] = [("HMGET", keys.session(claims.session_id), *facts), ("TIME",)]
@@ -93,15 +96,15 @@ class SessionStore:
         if moves or not session.shares:
             return await self._place(session, ranked)
         await quotas.count_open(self._store, claims.tenant, limits)
-        placed: Placement | int = 0
+        placed = None
         try:
-            placed = await self._place(session, ranked)
-            return placed
+            placed, alive = await self._place(session, ranked)
+            return placed, alive
         finally:
-            if isinstance(placed, int):
+            if placed is None:
                 await quotas.take_back(self._store, claims.tenant)
 
-    async def _place(self, session: _Session, ranked: Sequence[str]) -> Placement | int:
+    async def _place(self, session: _Session, ranked: Sequence[str]) -> tuple[Placement | None, int]:
         """Place the session on the best of the first candidates that have room."""
         alive = 0
         for start in range(0, len(ranked), CANDIDATES_AT_ONCE):
@@ -111,10 +114,10 @@ class SessionStore:
                 open_to_it = [one for one in open_to_it if one is not primary]
                 same = [one for one in open_to_it if one.identity == primary.identity]
                 if placed := await self._claimed(session, primary, placement.best(same)):
-                    return placed
+                    return placed, alive
         if session.shares and alive:
             await self._wait(session)
-        return alive
+        return None, alive
 
     async def _looked_at(self, session: _Session, candidates: Sequence[str]) -> tuple[int, list[placement.Room]]:
         """Return how many of these candidates are alive, and those that have room. Raises Overloaded if the session's
@@ -170,7 +173,7 @@ class SessionStore:
         facts |= {"device": session.device_id} if session.device_id else {}
         touched = [keys.session(claims.session_id), keys.placements(name), keys.tenant_places(claims.tenant)]
         arguments = [claims.session_id, primary.verifier.capacity_sessions, int(session.shares)]
-        arguments += [session.limits.max_places, ATTACH_GRACE_MS, quotas.ATTACH_GRACES * ATTACH_GRACE_MS]
+        arguments += [session.limits.max_places, ATTACH_GRACE_MS, ATTACH_GRACES * ATTACH_GRACE_MS]
         arguments += [claims.epoch_last, EPOCH_SPAN, *(part for fact in facts.items() for part in fact)]
         epoch, ends_ms, refused = await self._store.run("claim", touched, arguments)
         if refused == "places":

@@ -341,12 +341,12 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                placed = await places.place(claims, ["v1"], (), "")
+                placed, _ = await places.place(claims, ["v1"], (), "")
             except Overloaded:
                 return False
-            if not isinstance(placed, int):
+            if placed is not None:
                 held[i].append(claims.session_id)
-            return not isinstance(placed, int)
+            return placed is not None
 
         async def all_ask() -> None:
             hungry = [i for i, appetite in enumerate(appetites) for _ in range(appetite - len(held[i]))]
