@@ -125,27 +125,22 @@ class LlamaModel:
     # --- vocabulary
 
     def token_table(self) -> list[bytes]:
-        """Return the raw bytes of every token id, to be compared with the target's.
+        """Return the raw bytes of every token id, to be compared with the target's, which are read in the same way.
 
         A control token is its text; an unused (padding) id is empty. Of byte-level and SentencePiece vocabularies these
         are the bytes of the text that the token stands for, not of its spelling in the vocabulary.
         """
         lib, vocab = library(), self._vocab
         byte_level = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_BPE
-        buffer, size = ctypes.create_string_buffer(256), 256
         table = []
         for token in range(self.vocab_size):
-            length = lib.llama_token_to_piece(vocab, token, buffer, size, 0, True)
-            if length < 0:
-                size = -length
-                buffer = ctypes.create_string_buffer(size)
-                length = lib.llama_token_to_piece(vocab, token, buffer, size, 0, True)
-            piece = buffer.raw[:length]
-            if (
-                lib.llama_vocab_get_attr(vocab, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED
-            ):  # llama.cpp leaves its spelling
-                piece = raw_bytes(piece.decode(errors="replace"), byte_level=byte_level)
-            table.append(piece)
+            spelt, kind = lib.llama_vocab_get_text(vocab, token), lib.llama_vocab_get_attr(vocab, token)
+            if kind & (lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN):
+                table.append(spelt)
+            elif kind & lib.LLAMA_TOKEN_ATTR_UNUSED:
+                table.append(b"")
+            else:
+                table.append(raw_bytes(spelt.decode(errors="replace"), byte_level=byte_level))
         return table
 
     def special_ids(self) -> set[int]:

@@ -101,3 +101,4 @@ async def test_a_peer_that_is_not_there_is_named_with_its_address_and_what_to_do
             await channel.unary_unary(METHOD)(b"", timeout=60)
     said = str(status.error_from_rpc(caught.value, f"the coordinator at {address}", "start it"))
     assert re.fullmatch(rf"the coordinator at {address} cannot be reached: {why}; start it", said)
+    assert status.is_unresolved(caught.value) is ("resolved" in why)
