@@ -43,19 +43,20 @@ def end_token_ids(directory: Path | None, configured: Iterable[Any], vocabulary:
     """Return all ids that end an answer: the configured ones, the tokenizer's, and what ends a turn of the template.
 
     Files of fine-tuned models often disagree about it. directory: of the target, where there is one. configured: the
-    `eos_token_id` of each configuration: an id, several or None. Ids at or beyond `vocabulary` are left out.
+    `eos_token_id` of each configuration: an id, several or None; these come first. Ids at or beyond `vocabulary` are
+    left out.
     """
-    ends = {one for ids in configured for one in (ids if isinstance(ids, list | tuple) else [ids])}
+    ends = [one for ids in configured for one in (ids if isinstance(ids, list | tuple) else [ids])]
     if directory is not None and (directory / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast  # those who hash alone need not wait for it
 
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-            ends.add(tokenizer.eos_token_id)
-            ends.add(_turn_end(tokenizer))
+            ends.append(tokenizer.eos_token_id)
+            ends.append(_turn_end(tokenizer))
         except Exception as error:  # a tokenizer or a template may fail in any way
             log.warning("what ends an answer in %s's chat template is not known: %s", directory, error)
-    return tuple(sorted(one for one in ends if isinstance(one, int) and 0 <= one < vocabulary))
+    return tuple(dict.fromkeys(one for one in ends if isinstance(one, int) and 0 <= one < vocabulary))
 
 
 def _turn_end(tokenizer: Any) -> int | None:

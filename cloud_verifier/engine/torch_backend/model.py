@@ -79,9 +79,8 @@ class TargetModel:
         self.torch_dtype: torch.dtype = parameter.dtype
         self.device: torch.device = parameter.device
         self.deviation: float | None = None
-        configured = [
-            getattr(one, "eos_token_id", None) for one in (module.config, self.config, module.generation_config)
-        ]
+        settings = (getattr(module, "generation_config", None), module.config, self.config)
+        configured = [getattr(one, "eos_token_id", None) for one in settings]
         self.eos_token_ids = end_token_ids(directory, configured, self.vocab_size)
         check_layers(module, self.label)
         _install(module, self.label)

@@ -159,10 +159,10 @@ def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -
 def eos_token_ids(core: EngineCore) -> tuple[int, ...]:
     """Return the ids that end a sequence by any of the model's configurations."""
     model = core.vllm_config.model_config
-    found = [getattr(one, "eos_token_id", None) for one in (model.hf_config, model.hf_text_config)]
-    found.append((model.try_get_generation_config() or {}).get("eos_token_id"))
-    each = {one for ids in found for one in (ids if isinstance(ids, list) else [ids])}
-    return tuple(sorted(one for one in each if one is not None))
+    found = [(model.try_get_generation_config() or {}).get("eos_token_id")]
+    found += [getattr(one, "eos_token_id", None) for one in (model.hf_config, model.hf_text_config)]
+    each = [one for ids in found for one in (ids if isinstance(ids, list) else [ids])]
+    return tuple(dict.fromkeys(one for one in each if one is not None))
 
 
 def profile(executor: VllmExecutor, rows: int, sessions: int) -> StepCost:

@@ -51,12 +51,12 @@ ENDS = ("</s>", "<|im_end|>", "<|turn|>", "<|user|>")
 @pytest.mark.parametrize(
     ("template", "ends"),
     [
-        ("", (0, 1, 5)),
-        ("{% for m in messages %}<|user|>{{ m.content | trim }} <|turn|>\n{% endfor %}", (0, 1, 2, 5)),
-        ("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}", (0, 1, 5)),
-        ("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}", (0, 1, 5)),
-        ("{{ raise_exception('no') }}", (0, 1, 5)),
-        ("{% for m in messages %}{{ m.content + '\\nUser: ' }}{% endfor %}", (0, 1, 5)),
+        ("", (0, 5, 1)),
+        ("{% for m in messages %}<|user|>{{ m.content | trim }} <|turn|>\n{% endfor %}", (0, 5, 1, 2)),
+        ("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}", (0, 5, 1)),
+        ("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}", (0, 5, 1)),
+        ("{{ raise_exception('no') }}", (0, 5, 1)),
+        ("{% for m in messages %}{{ m.content + '\\nUser: ' }}{% endfor %}", (0, 5, 1)),
     ],
 )
 def test_whatever_file_says_so_a_token_ends_an_answer(tmp_path: Path, template: str, ends: tuple[int, ...]) -> None:
