@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from cloud_verifier.distill.config import PUBLIC, DistillConfig
 from cloud_verifier.distill.dataset import DatasetCard, DatasetPlan
-from cloud_verifier.distill.publisher import SERVED, Publisher, ReleaseClient, TargetHashes, serve_heads
+from cloud_verifier.distill.publisher import SERVED, Publisher, ReleaseClient, serve_heads
 from cloud_verifier.distill.run_folder import (
     DRAFT,
     EXPORT,
@@ -45,7 +45,7 @@ from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls
-from outrider.wire.ticket import Signer
+from outrider.wire.ticket import Signer, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class DistillLoop:
     def __init__(
         self,
         config: DistillConfig,
-        target: TargetHashes,
+        target: Target,
         publisher: Publisher | None,
         traffic: TrafficLog,
         *,
@@ -148,7 +148,7 @@ class DistillLoop:
         if run is None:
             return 0.0 if await self._watch() else POLL_S
         job, served = run.job, self._target
-        if (job.weights_hash, job.tokenizer_hash) != (served.weights_hash, served.tokenizer_hash):
+        if (job.weights_hash, job.tokenizer_hash) != served.weights:
             hashes = f"{job.weights_hash}, tokenizer {job.tokenizer_hash}"
             self._end(run, "failed", f"for target {hashes}; served is {served.weights_hash}")
             return 0.0
@@ -365,7 +365,7 @@ def _check_options(config: DistillConfig) -> None:
 
 
 @contextlib.asynccontextmanager
-async def publishing(config: DistillConfig, target: TargetHashes) -> AsyncIterator[Publisher | None]:
+async def publishing(config: DistillConfig, target: Target) -> AsyncIterator[Publisher | None]:
     """Yield a publisher of a target's drafts; None if heads are trained. Raises BadRequest."""
     if config.heads:
         yield None
@@ -387,15 +387,16 @@ def release_client(config: DistillConfig) -> ReleaseClient:
     )
 
 
-def target_hashes(target: Path) -> TargetHashes:
-    """Return the hashes that verifiers announce which serve this directory. Raises BadRequest if it is no target."""
+def target_hashes(target: Path) -> Target:
+    """Return the target, without a name, that verifiers announce which serve this directory. Raises BadRequest if it is
+    none."""
     from cloud_verifier.engine.weights import hash_of
 
     tokenizer = target / "tokenizer.json"
     if not tokenizer.is_file() or not any(target.glob("*.safetensors")):
         raise BadRequest(f"target {target} has no tokenizer.json or no *.safetensors", field="target")
     digest = vocabulary_hash(token_table(tokenizer.read_bytes()))
-    return TargetHashes(f"sha256:{hash_of(target)}", f"sha256:{digest.hex()}")
+    return Target("", f"sha256:{hash_of(target)}", f"sha256:{digest.hex()}")
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from outrider.core.errors import BadRequest
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.manifest import read_unverified, sign, state_of
 from outrider.wire.status import error_from_rpc
-from outrider.wire.ticket import Signer
+from outrider.wire.ticket import Signer, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -35,14 +35,6 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 5.0
 SERVED = "heads.safetensors"
 """Name of a link in the folder of heads to the newest ones, which verifiers load when they start."""
-
-
-@dataclass(frozen=True)
-class TargetHashes:
-    """The hashes ("sha256:<hex>") by which verifiers announce a target."""
-
-    weights_hash: str
-    tokenizer_hash: str
 
 
 class ReleaseClient:
@@ -96,7 +88,7 @@ class Publisher:
     folder: Path
     artifacts: ArtifactStore
     signer: Signer
-    target: TargetHashes
+    target: Target
     clock: Callable[[], float] = time.time
 
     async def publish(

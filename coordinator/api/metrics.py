@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.lifecycle import CANARY
-from coordinator.store.redis_store import StoreCounters, call_histograms
+from coordinator.store.redis_store import RedisStore, call_histograms
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import CALL_S, LEVELS, Histogram
@@ -44,9 +44,9 @@ PLACEMENTS = tuple((kind, standby) for kind in ("open", "resume") for standby in
 
 @dataclass
 class CoordinatorCounters:
-    """The counts of one coordinator process since it began."""
+    """The counts of one coordinator process since it began, with those of its store."""
 
-    store: StoreCounters
+    store: RedisStore
     calls_s: defaultdict[str, Histogram] = field(default_factory=call_histograms)
     """Seconds per call, by RPC, whether or not it succeeded."""
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)

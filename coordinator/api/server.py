@@ -48,7 +48,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         stack.push_async_callback(store.close)
         tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
-        verifiers, counters = VerifierStore(store), CoordinatorCounters(store.counters)
+        verifiers, counters = VerifierStore(store), CoordinatorCounters(store)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(releases, tenants, embedded)
         server = channels.server(max_rpcs=MAX_RPCS, admit=admission(authenticator, counters))

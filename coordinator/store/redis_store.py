@@ -14,7 +14,6 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -70,23 +69,16 @@ def call_histograms() -> defaultdict[str, Histogram]:
     return defaultdict(lambda: Histogram(CALL_S))
 
 
-@dataclass
-class StoreCounters:
-    """Counts the calls of one store since the process began."""
-
-    calls_s: defaultdict[str, Histogram] = field(default_factory=call_histograms)
-    """Seconds per call, by operation, whether or not it succeeded."""
-    failed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Failed calls, by operation and by the name of the Redis error."""
-
-
 class RedisStore:
     """A pool of connections that is safe to share between tasks; close it when done."""
 
     def __init__(self, url: str) -> None:
         """Prepare connections, which are made at first use. Raises BadRequest for a URL that redis does not accept."""
         self.name = without_credentials(url)
-        self.counters = StoreCounters()
+        self.calls_s = call_histograms()
+        """Seconds per call, by operation, whether or not it succeeded."""
+        self.failed = Counter[tuple[str, str]]()
+        """Failed calls, by operation and by the name of the Redis error."""
         try:
             self._redis = _client(url, TIMEOUT_S)
         except ValueError as error:
@@ -167,7 +159,7 @@ class RedisStore:
             kind, said = type(error).__name__, str(error).rpartition(_IN_PIPELINE)[2][:200]
             found = ((re.search(rf"\b({words})", f"{kind} {said}"), cause) for words, cause in _CAUSES)
             word, cause = next(((match[1], cause) for match, cause in found if match), ("", ""))
-            self.counters.failed[operation, word if word.isupper() else kind] += 1
+            self.failed[operation, word if word.isupper() else kind] += 1
             away = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError)
             if not (cause or away):
                 raise InternalError(f"Redis at {self.name} refuses {operation!r}: {kind}: {said}") from error
@@ -176,7 +168,7 @@ class RedisStore:
                 " go on, opening and resuming work again once it is back"
             ) from error
         finally:
-            self.counters.calls_s[operation].add(time.perf_counter() - begun)
+            self.calls_s[operation].add(time.perf_counter() - begun)
 
 
 def _client(url: str, timeout_s: float) -> Any:

@@ -16,7 +16,8 @@ pytest.importorskip("pyarrow")
 
 from cloud_verifier.distill.metrics import DistillCollector
 from cloud_verifier.front.metrics import VerifierCollector
-from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters, StoreCounters
+from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters
+from coordinator.store.redis_store import RedisStore
 from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry.prometheus import registry
 from outrider.wire.v1 import engine_pb2
@@ -44,7 +45,7 @@ def collectors() -> dict[str, Any]:
     loop = types.SimpleNamespace(runs=[], run=None, stage_s={}, results={}, failures=0)
     return {
         "verifier": VerifierCollector(host),  # type: ignore[arg-type]
-        "coordinator": CoordinatorCollector(CoordinatorCounters(StoreCounters()), None, None),  # type: ignore[arg-type]
+        "coordinator": CoordinatorCollector(CoordinatorCounters(RedisStore("redis://nowhere")), None, None),  # type: ignore[arg-type]
         "device": EdgeMetrics(),
         "distillation": DistillCollector(loop),  # type: ignore[arg-type]
     }

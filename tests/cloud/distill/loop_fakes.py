@@ -15,19 +15,19 @@ import tiny_drafts
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.dataset import DatasetCard
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.publisher import Publisher, TargetHashes
+from cloud_verifier.distill.publisher import Publisher
 from cloud_verifier.distill.run_folder import RunFolder, StageFailed
 from cloud_verifier.distill.stages import STAGES, StageFunction
 from cloud_verifier.traffic.passage import Passage
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import name_of, read_unverified, verify
-from outrider.wire.ticket import Signer
+from outrider.wire.ticket import Signer, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 CANARY, CANDIDATE, STABLE = pb.RELEASE_STATE_CANARY, pb.RELEASE_STATE_CANDIDATE, pb.RELEASE_STATE_STABLE
 _T = TypeVar("_T")
-TARGET = TargetHashes("sha256:weights", "sha256:tokens")
+TARGET = Target("", "sha256:weights", "sha256:tokens")
 SIGNER = Signer.generate()
 
 
@@ -142,7 +142,7 @@ class World:
     stages: FakeStages = field(default_factory=FakeStages)
     now: float = 1_000.0
     settings: dict[str, Any] = field(default_factory=dict)
-    target: TargetHashes = TARGET
+    target: Target = TARGET
 
     def __post_init__(self) -> None:
         (self.folder / "narrow.gguf").write_bytes(b"GGUF narrow")
