@@ -323,11 +323,10 @@ class AnswerGrammar:
         """
         inline = not (isinstance(schema, Mapping) and "$ref" in schema)
         schema, kinds = resolved(schema, root), kinds_of(schema, root)
-        text = f"{self._literal(quote)} {self._until(quote)}"
         if texts := _texts_in(schema):
             return " | ".join(self._literal(f"{quote}{one}{quote}") for one in texts)
         if kinds == {"string"}:
-            return text
+            return f"{self._literal(quote)} {self._until(quote, schema.get('maxLength'))}"
         if kinds == {"object"} and not _is_open(schema) and inline:
             properties = schema.get("properties", {})
             pairs = {
@@ -343,6 +342,7 @@ class AnswerGrammar:
         scalar = embedded_schema({"type": ["number", "boolean", "null"]})
         if not any(rule.startswith("bare:") for rule in self._rules):
             members = f'{_KEY} ":" bare ("," {_KEY} ":" bare)*'
+            text = f"{self._literal(quote)} {self._until(quote)}"
             self._rules.append(f'bare: {text} | {scalar} | "[" (bare ("," bare)*)? "]" | "{{" ({members})? "}}"')
         return f'"{{" ({_KEY} ":" bare ("," {_KEY} ":" bare)*)? "}}"' if kinds == {"object"} else "bare"
 

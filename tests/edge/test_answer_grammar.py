@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from small_pair import TOKENIZER
 
@@ -343,3 +344,43 @@ def test_a_function_that_takes_any_object_takes_any_member(
         "gemma": "<|tool_call>call:f{a:[1],b:{c:true}}<tool_call|>",
     }[name]
     assert accepts(plain, grammar, call)
+
+
+SHORT = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 5},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "kind": {"enum": ["now", "later"]},
+        "at": {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["city", "kind"],
+}
+KINDS = {"city": str, "days": int, "kind": str, "at": dict, "tags": list}
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "harmony"])
+@pytest.mark.parametrize("kind", ["plain", "marked"])
+def test_whatever_the_grammar_lets_a_target_write_is_read_as_a_call_by_the_schema(
+    request: pytest.FixtureRequest, name: str, kind: str
+) -> None:
+    grammars, special = request.getfixturevalue(kind)
+    markers, chosen = {token: text for text, token in special.items()}, np.random.default_rng(3)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SHORT}}]
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    grammar, form = grammar_of(name, CALLS[name][0].replace("</think>", ""), special, **asked)
+    for _ in range(8):
+        state, written = grammars.begin(grammar), b""
+        while not state._matcher.is_accepting():
+            ids = np.flatnonzero(state.mask([]))
+            token = int(chosen.choice(ids))
+            state.commit([token])
+            written += markers[token].encode() if token in markers else grammars.tokenizer.decode_bytes([token])
+        said = written.decode(errors="replace")
+        parser = AnswerParser(form, {"f": SHORT})
+        deltas = [*parser.feed(said), *parser.end()]
+        assert {delta.kind for delta in deltas} == {"tool_call"} and not parser.unfinished, said
+        arguments = json.loads("".join(delta.text for delta in deltas))
+        assert {"city", "kind"} <= arguments.keys() and arguments["kind"] in ("now", "later"), said
+        assert all(type(value) is KINDS[key] for key, value in arguments.items()), said
