@@ -130,8 +130,8 @@ async def test_the_verifiers_of_up_have_the_join_token_alone(monkeypatch):
     made, variables = local._tokens(None)
     given = {}
 
-    async def start(name, command, *, environment, **_):
-        given[name] = repr(environment)
+    async def start(child):
+        given[child.name] = repr(child._environment)
         return types.SimpleNamespace(address="a:1", stop=lambda: asyncio.sleep(0))
 
     monkeypatch.setattr(Child, "start", start)
