@@ -168,7 +168,8 @@ def _ahead(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSam
     paths: list[Sequence[int]] = []
     for one in walks:
         paths += _paths(one.batch) if one.sampler.params.penalised else [()] * (1 + len(one.batch.ids))
-    part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+    whole = np.array_equal(rows, np.arange(len(logits)))
+    part = logits if whole else logits[torch.from_numpy(rows).to(logits.device)]
     tokens = np.full(len(logits), UNKNOWN)
     tokens[rows] = device.choose(part, Wanted([one.sampler for one in walks], of, places[of, 1] + depths, paths))
     return tokens.tolist()
