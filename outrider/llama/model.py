@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from outrider.artifacts import atomic_files
+from outrider.artifacts.model_files import check_gguf
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 from outrider.core.vocabulary import raw_bytes
 from outrider.llama.library import errors_collected, library
 
 QuantKind = Literal["Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "F16"]
 
-_MAGIC = b"GGUF"
 _MAX_ERRORS = 3
 """Most lines of llama.cpp's in an error: it has one for each damaged tensor, of which there may be hundreds."""
 
@@ -47,7 +47,7 @@ class LlamaModel:
         if not 1 <= threads <= cores:
             raise BadRequest.bound("threads", threads, f"between 1 and {cores}, the machine's cores")
         path = Path(path)
-        _check_header(path)
+        check_gguf(path, "the draft")
         lib = library()
         params = lib.llama_model_default_params()
         params.check_tensors = True
@@ -202,14 +202,3 @@ def quantize(
             raise ModelRefused(
                 f"llama.cpp could not quantise {source.name} to {kind} (code {code}): is it a whole GGUF file?"
             )
-
-
-def _check_header(path: Path) -> None:
-    """Raise ModelRefused for a file that can be recognised as no GGUF without llama.cpp."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-    except OSError as error:
-        raise ModelRefused(f"{path} cannot be read: {error.strerror}") from error
-    if magic != _MAGIC:
-        raise ModelRefused(f"{path} is not a GGUF file: it starts with {magic!r}, must start with {_MAGIC!r}")
