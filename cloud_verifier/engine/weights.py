@@ -65,7 +65,7 @@ def _turn_end(tokenizer: Any) -> int | None:
         return None
     answer = "An answer"
     turns = [{"role": "user", "content": "A question"}, {"role": "assistant", "content": answer}]
-    rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)[2].lstrip()
-    ids = tokenizer.encode(rest, add_special_tokens=False) if rest else []
+    _, written, rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)
+    ids = tokenizer.encode(rest.lstrip(), add_special_tokens=False) if written else []
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     return ids[0] if ids and ids[0] in special else None

@@ -56,6 +56,7 @@ ENDS = ("</s>", "<|im_end|>", "<|turn|>", "<|user|>")
         ("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}", (0, 5, 1)),
         ("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}", (0, 5, 1)),
         ("{{ raise_exception('no') }}", (0, 5, 1)),
+        ("<|user|>{{ messages[0].content }}<|turn|>", (0, 5, 1)),
         ("{% for m in messages %}{{ m.content + '\\nUser: ' }}{% endfor %}", (0, 5, 1)),
     ],
 )
