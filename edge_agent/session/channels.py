@@ -59,10 +59,10 @@ class Channels:
         self._tls = tls or ClientTls()
         self._insecure = insecure
         self._reroute = {} if reroute is None else reroute  # an empty one may come to have addresses later
-        self.rtt_s = 0.0
-        """The round trip that the last heartbeat has shown, 0 before the first one."""
-        self._rtt_s: dict[str, float] = {}
-        """Address -> its round trip: as answers have shown, or assumed after a silence."""
+        self.rtt_s: dict[str, float] = {}
+        """Address of a verifier -> the round trip that its last heartbeat has shown."""
+        self._assumed_s: dict[str, float] = {}
+        """Address -> the round trip by which it is waited for: as any answer has shown, or after a silence a guess."""
         self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
         self._unheard: dict[grpc.aio.Channel, float] = {}
         """Channels over which no answer has come yet, with the times at which they were opened."""
@@ -90,7 +90,7 @@ class Channels:
         Further calls open another connection, since this one may be dead, which gRPC notices late, and not at all while
         data comes in one direction. A new one goes on for a while, or a peer far away would never be reached.
         """
-        self._rtt_s[address] = min(max(2 * self._rtt_s.get(address, 0.0), FIRST_RTT_S), ASSUMED_RTT_S)
+        self._assumed_s[address] = min(max(2 * self._assumed_s.get(address, 0.0), FIRST_RTT_S), ASSUMED_RTT_S)
         if time.monotonic() - self._unheard.get(used, 0.0) > CONNECT_S:
             self.retire(used)
 
@@ -112,7 +112,7 @@ class Channels:
 
     def measured(self, address: str, rtt_s: float, used: grpc.aio.Channel) -> None:
         """Take the round trip to an address that an answer over a channel has shown."""
-        self._rtt_s[address] = min(rtt_s, MAX_RTT_S)
+        self._assumed_s[address] = min(rtt_s, MAX_RTT_S)
         self._unheard.pop(used, None)
 
     def timeout(self, address: str, base_s: float, size: int = 0) -> float:
@@ -120,4 +120,4 @@ class Channels:
 
         size: bytes that are sent before it.
         """
-        return base_s + ROUND_TRIPS * self._rtt_s.get(address, 0.0) + size / BYTES_PER_S
+        return base_s + ROUND_TRIPS * self._assumed_s.get(address, 0.0) + size / BYTES_PER_S

@@ -36,9 +36,14 @@ class SendPacing:
         """When the next message may leave that the verifier does not wait for."""
 
     @property
+    def _rtt_s(self) -> float:
+        """Return the round trip to the session's verifier, 0 if it is not known."""
+        return self._channels.rtt_s.get(self._statistics.address, 0.0)
+
+    @property
     def plan(self) -> SpeculationPlan:
         """Return the verifier's directive within the session's limits."""
-        waits = self._channels.rtt_s < self._directive.draft_wait_ms / 1000
+        waits = self._rtt_s < self._directive.draft_wait_ms / 1000
         plan = SpeculationPlan.of(self._directive, self._session.limits, waits=waits)
         return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
 
@@ -70,7 +75,7 @@ class SendPacing:
         """Answer a commit: the verifier has begun its next step."""
         now, plan = asyncio.get_running_loop().time(), self.plan
         self._step_began = now
-        departs = departure_time(plan, self._channels.rtt_s, now, max(now, self._sent_at + plan.pause_s))
+        departs = departure_time(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
         # Commits that come faster than the directive's step time must not postpone a message that waits to depart.
         self._departs = min(departs, self._departs) if self._timer is not None else departs
         self.flush()
@@ -79,7 +84,7 @@ class SendPacing:
         """Send unsent nodes and the base: now if the verifier waits for them, else at the next departure."""
         if self._stream is None or self._session.finished:
             return
-        now, plan, rtt_s = asyncio.get_running_loop().time(), self.plan, self._channels.rtt_s
+        now, plan, rtt_s = asyncio.get_running_loop().time(), self.plan, self._rtt_s
         awaited = plan.waits and not self._verifier_has_nodes()
         if now < self._departs and not awaited and not self._session.base_is_stale:
             self._flush_at(self._departs)

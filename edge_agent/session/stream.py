@@ -137,8 +137,8 @@ class VerifierStream:
         checks.check_ping(ping)
         now = time.monotonic()
         if ping.rtt_ms:
-            self._channels.rtt_s = min(ping.rtt_ms / 1000, MAX_RTT_S)
-            self._heard_from(self._channels.rtt_s)
+            self._channels.rtt_s[self._address] = min(ping.rtt_ms / 1000, MAX_RTT_S)
+            self._heard_from(ping.rtt_ms / 1000)
         if ping.engine_quiet_ms > 1000 * (SILENCE_S + _ENGINE_S):
             raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
         while self._pongs and self._pongs[0][0] <= ping.heard:
