@@ -29,7 +29,7 @@ from outrider.wire import ticket
 from outrider.wire.channels import ClientTls, channel, proxy_of
 from outrider.wire.checks import check_directive
 from outrider.wire.status import error_from_rpc, is_unresolved
-from outrider.wire.telemetry import CLOCKS_DIFFER_S
+from outrider.wire.telemetry import WRONG_CLOCK_S
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -178,7 +178,7 @@ class RegistryClient:
         if not theirs:
             return
         self.clock_ahead_s = ours - theirs
-        if abs(self.clock_ahead_s) > CLOCKS_DIFFER_S:
+        if abs(self.clock_ahead_s) > WRONG_CLOCK_S:
             self._clocks.failed(
                 "this machine's clock is %.0f s %s the coordinator's, by which tickets are judged: set it, as by NTP",
                 abs(self.clock_ahead_s),

@@ -62,7 +62,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         watch.health.add_to(server)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()
-        await store.warn_of_eviction()
+        await store.warn()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         await channels.start(server)
         task = asyncio.create_task(watch.forever())

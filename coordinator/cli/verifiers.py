@@ -24,13 +24,13 @@ from coordinator.cli.output import (
     table,
 )
 from outrider.core.text import clean
-from outrider.wire.telemetry import CLOCKS_DIFFER_S
+from outrider.wire.telemetry import WRONG_CLOCK_S
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
 def _clock(ahead_s: float) -> str:
     """Return what a table says of a verifier's clock: nothing unless it is wrong."""
-    return f", clock {ahead_s:+.0f} s" if abs(ahead_s) > CLOCKS_DIFFER_S else ""
+    return f", clock {ahead_s:+.0f} s" if abs(ahead_s) > WRONG_CLOCK_S else ""
 
 
 COLUMNS: Columns = {

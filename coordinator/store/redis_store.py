@@ -28,6 +28,7 @@ except ImportError as error:
 
 from outrider.core.errors import BadRequest, InternalError, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
+from outrider.wire.telemetry import WRONG_CLOCK_S
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +138,15 @@ class RedisStore:
                         return result
         raise Unavailable(f"{watched[0]} changes all the time in the coordinator's store; ask again", retry_after_s=1.0)
 
-    async def warn_of_eviction(self) -> None:
-        """Log it if Redis may throw away keys of its own accord. A user without the right to ask is not warned."""
+    async def warn(self) -> None:
+        """Log it if Redis' clock is wrong, or it may throw keys away of its own accord, as far as its user may ask."""
         with contextlib.suppress(exceptions.RedisError):
+            seconds, micros = await self._redis.time()
+            ahead_s = seconds + micros / 1e6 - time.time()
+            if abs(ahead_s) > WRONG_CLOCK_S:
+                log.warning(
+                    "the clock of Redis at %s is %+.0f s off this machine's: set both, as by NTP", self.name, ahead_s
+                )
             memory = await self._redis.info("memory")
             if memory.get("maxmemory") and memory.get("maxmemory_policy") != "noeviction":
                 log.warning(

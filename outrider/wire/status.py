@@ -35,6 +35,7 @@ _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
 
 _UNRESOLVED = "its host name cannot be resolved"
 _REASONS = (
+    ("http proxy returned", "its proxy refuses the connection"),
     ("connection refused", "nothing listens there (connection refused)"),
     ("resolving", _UNRESOLVED),
     ("lookup", _UNRESOLVED),

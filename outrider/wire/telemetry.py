@@ -15,8 +15,8 @@ MAX_PARTS = 16
 """Parts of a step whose times a verifier reports."""
 MAX_PART_NAME = 32
 MAX_MEASURE = 1e9
-CLOCKS_DIFFER_S = 10.0
-"""Seconds by which a verifier's clock may differ from the coordinator's before anybody is told."""
+WRONG_CLOCK_S = 10.0
+"""Seconds by which a clock may differ from the coordinator's before anybody is told."""
 MAX_HISTORY = 1_024
 _OUTCOMES = bytes(range(HIT + 1))
 MAX_NODES_PER_LEVEL = 16.0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -123,6 +124,21 @@ async def test_what_redis_answers_is_told_in_plain_words_without_hello(reply, er
             await store.call("time", [("TIME",)])
         await store.close()
     assert said in str(caught.value) and "HELLO" not in asked
+
+
+async def test_a_redis_that_throws_keys_away_or_has_a_wrong_clock_is_told_of(redis, caplog, monkeypatch):
+    store = RedisStore(redis.url)
+    await store.warn()
+    assert not caplog.messages
+    await store._redis.config_set("maxmemory", "100mb")
+    await store._redis.config_set("maxmemory-policy", "allkeys-lru")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 4_300.0)
+    await store.warn()
+    await store._redis.config_set("maxmemory", "0")
+    await store.close()
+    clock, eviction = caplog.messages
+    assert "is -43" in clock and "maxmemory-policy allkeys-lru" in eviction
 
 
 ODD = ("pa/ss", "pa#ss", "pa?ss", "12/ss", "p@ss/", "pa[ss", "%/ss", "p ss/", ":pa:/ss")
