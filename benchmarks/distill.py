@@ -388,15 +388,16 @@ async def measure(options: argparse.Namespace) -> None:
         await system.stabilise(digest_in(published))
         recorded = await record(system, setting, domains.questions)
         say(f"tokens recorded: {recorded}")
-        measured = Measured(system, setting, domains.heldout)
-        await measured.add("before", pair.draft)
+        drafts = {"before": pair.draft}
         for loss in LOSSES if options.losses else ():
             # No draft gains so much: it is evaluated, and not published.
             apart = {"state_dir": system.state / loss, "training_options_loss": loss, "gate_gain": 100.0}
-            run = await distilled(system, **apart)
-            await measured.add(f"after, {loss}", run.file)
+            drafts[f"after, {loss}"] = (await distilled(system, **apart)).file
         run = await distilled(system)
-        await measured.add("after", run.file)
+        drafts["after"] = run.file
+        measured = Measured(system, setting, domains.heldout)
+        for name, draft in drafts.items():  # after all training: the answers to held-out prompts are recorded, too
+            await measured.add(name, draft)
         if not run.verdict["passed"]:
             await system.distill("publish", str(run.file))
         gains = await asyncio.to_thread(measured.gains, "after", "before")
