@@ -15,7 +15,7 @@ Each benchmark runs on one machine with two cores, with SmolLM2-135M-Instruct an
 yours: `--models` takes a target's folder or its id on the hub, `--draft` its draft. The prompts are ours
 (`benchmarks/prompts.jsonl`), of seven categories, or those of `--prompts FILE`, in our format or that of Spec-Bench,
 MT-bench, HumanEval, GSM8K or ShareGPT; the target's chat template is applied to each. `--quick` takes about two
-minutes, a full run at most fifteen, and of `distill` 75; `--help` describes the method and the options. `python -m
+minutes, a full run at most fifteen, and of `distill` 85; `--help` describes the method and the options. `python -m
 benchmarks all` runs all of them in at most four hours, and writes their results to `benchmarks/results`. The last line
 of each benchmark's output is its result as JSON.
 """
