@@ -170,8 +170,7 @@ class Layers(Generic[S]):
             except BadRequest as error:
                 problems = [f"{table_of(self._cls)}: {error}"]
         values = {} if config is None else config.model_dump(mode="json", exclude=set(missing))
-        shown = {name: masked(value) if isinstance(value, str) else value for name, value in values.items()}
-        return {"settings": shown, "problems": problems, "missing": missing}
+        return {"settings": _masked(values), "problems": problems, "missing": missing}
 
     def _attempt(self) -> tuple[S | None, list[str], list[str]]:
         """Return the settings, or None, all that is wrong, and the names of required settings that are missing."""
@@ -248,6 +247,15 @@ def read_file(path: Path) -> dict[str, Any]:
 def _refused(problems: list[str]) -> BadRequest:
     several = "\n  ".join([f"{len(problems)} settings are wrong:", *problems])
     return BadRequest(problems[0] if len(problems) == 1 else several)
+
+
+def _masked(value: Any) -> Any:
+    """Return JSON without the credentials of URLs in its texts, at any depth."""
+    if isinstance(value, dict):
+        return {name: _masked(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_masked, value)]
+    return masked(value) if isinstance(value, str) else value
 
 
 def _json_or_text(given: str) -> Any:

@@ -210,9 +210,8 @@ async def _up(
         Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s, environment=environment) as cluster,
     ):
         with _until_signal():
-            if (
-                settings.raw("redis") == EMBEDDED
-            ):  # here it outlives a coordinator, which finds all in it when it is back
+            if settings.raw("redis") == EMBEDDED:
+                # Here it outlives a coordinator, which finds all in it when it is back.
                 redis = stack.enter_context(EmbeddedServer())
                 options.redis = redis.url
                 stack.callback(asyncio.create_task(_revive(redis)).cancel)

@@ -13,8 +13,10 @@ COMMAND = ("coordinator.cli", "config", "check")
 
 def test_what_is_right_is_shown_without_secrets(tmp_path: Path) -> None:
     given = {"redis": f"redis://me:{SECRET}@host", "admin_token": SECRET}
+    deep = json.dumps({"other_config": {"store": [f"https://me:{SECRET}@host"]}})
     file = toml(tmp_path / "o.toml", coordinator=given, verifier={"threads": 4, "join_token": SECRET})
     variables = {"OUTRIDER_COORDINATOR_CANARY_TENANTS": "9", "OUTRIDER_EDGE_API_KEY": SECRET}
+    variables |= {"OUTRIDER_VERIFIER_ENGINE": "vllm", "OUTRIDER_VERIFIER_ENGINE_ARGS": deep}
     ran = run(*COMMAND, str(file), "-o", "json", **variables)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert SECRET not in ran.stdout
@@ -24,6 +26,7 @@ def test_what_is_right_is_shown_without_secrets(tmp_path: Path) -> None:
     assert shown["coordinator"]["redis"] == "redis://***@host"
     assert set(shown["coordinator"]["admin_token"]) == set(shown["edge"]["api_key"]) == {"*"}
     assert (shown["coordinator"]["join_token"], shown["coordinator"]["canary_tenants"]) == (None, 9)
+    assert shown["verifier"]["engine_args"]["other_config"] == {"store": ["https://***@host"]}
     assert shown["verifier"]["threads"] == 4 and document["processes"][1]["missing"] == ["model"]
     assert shown.keys() == {process.name for process in PROCESSES}
 
