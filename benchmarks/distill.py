@@ -42,6 +42,7 @@ from benchmarks.support import harness
 from benchmarks.support.harness import Pair, quantile, rounded, say
 from cloud_verifier.distill.evaluation import compare
 from cloud_verifier.distill.texts import Text as Recorded
+from cloud_verifier.traffic.recorder import FLUSH_S
 from coordinator.cluster import Cluster
 from edge_agent.bench.users import GREEDY, SAMPLED, PromptInput, Run, Text, Users, differing, run_users
 from edge_agent.config import EdgeSettings
@@ -56,7 +57,6 @@ LOSSES = ("kl", "tv", "hybrid")
 SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
 RESULTS = {"dataset": "plan.json", "training": "done.json", "export": "export.json", "gate": "gate.json"}
 """The file that each stage of the loop writes at its end; the plan of the training is written as that begins."""
-FLUSH_S = 1.0
 SWAP_S = 300.0
 """Time after which a device that does not draft with the new draft never will. No figure depends on it."""
 REFUSED = 3
@@ -115,11 +115,11 @@ class System:
             system.artifacts.mkdir(parents=True)
             # No device is drawn for a trial of the new draft: all of them get it at the same time, in mid-session.
             tenants = harness.recording(system.state, prompts=True)
-            recorded = ("--tenants", str(tenants), "--canary-share", "0.001")
+            recorded = ("--tenants", str(tenants), "--canary", '{"share": 0.001}')
             drafts = ("--artifacts", str(system.artifacts), "--http", "127.0.0.1:0")
             await cluster.start_coordinator(*harness.LOOPBACK, *recorded, *drafts)
             models = ("--model", str(pair.target), "--draft", str(pair.draft), "--engine-args", '{"ngram": false}')
-            log = ("--traffic", str(system._traffic), "--traffic-flush-s", str(FLUSH_S))
+            log = ("--traffic", str(system._traffic))
             for core in sorted(os.sched_getaffinity(0)):
                 await cluster.start_verifier(*models, *log, cores=[core])
             yield system
@@ -136,9 +136,13 @@ class System:
             "coordinator": self.cluster.address,
             "fresh_tokens": 1,
             "training_options": json.dumps(
-                {"threads": harness.CORES, "minutes": self._setting.train_minutes, **self._setting.training}
+                {
+                    "threads": harness.CORES,
+                    "minutes": self._setting.train_minutes,
+                    **self._setting.training,
+                    **self._setting.dataset,
+                }
             ),
-            "dataset_options": json.dumps(dict(self._setting.dataset)),
             "gate": json.dumps(dict(self._setting.gate)),
             **settings,
         }
@@ -235,7 +239,7 @@ async def record(system: System, setting: Setting, questions: Sequence[Sequence[
     ):
         async with AsyncClient(coordinator=address, draft=None, timeout=None, traffic_class=name) as client:
             tokens[name] = sum(await asyncio.gather(*(request(client, number) for number in range(count))))
-    await asyncio.sleep(3 * FLUSH_S)
+    await asyncio.sleep(2 * FLUSH_S)
     return tokens
 
 

@@ -32,7 +32,7 @@ that stayed, too. Of floods of calls, which leave some 100 objects in cycles eac
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until a signal or an operator ends the process. Exits with 2 if the settings or the model are refused."""
     config = parse(arguments)
-    configure(config.log_format, "verifier")
+    configure("verifier")
     try:
         raise SystemExit(_run(config))
     except OutriderError as error:

@@ -13,7 +13,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
 from outrider.settings import Address
-from outrider.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
     from outrider.wire.channels import ClientTls, ServerTls
@@ -42,6 +41,9 @@ class EngineArgs(BaseModel, frozen=True, extra="allow"):
     """Keep computed tokens in KV slots that are free otherwise, for other sessions of the same tenant."""
     ngram: bool = True
     """Whether the verifier proposes what followed the same tokens in the session's own text, as long as that pays."""
+    allow_lossy_rules: bool = False
+    """Whether requests may ask for an acceptance rule that lets draft tokens change the output, as `typical`. All
+    verifiers of a target should have the same, or a session cannot move to one that refuses its rule."""
     nodes_per_step: int = Field(default=10, ge=0, le=LIMITS.nodes)
     draft_wait_ms: int = Field(default=8, ge=0, le=60_000)
 
@@ -73,9 +75,8 @@ class VerifierConfig(BaseSettings):
     verifier_id: str = Field(default="", max_length=MAX_VERIFIER_ID)
     """This verifier's name in the cluster, which restarts keep; if empty, a random one."""
     coordinator: Address = ""
-    """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket."""
-    open_to_all: bool = False
-    """Without a coordinator, serve devices on other machines too, without a ticket."""
+    """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket; with
+    `insecure` those on other machines, too."""
     join_token: SecretStr = SecretStr("")
     """Secret shared with the coordinator, which proves that this verifier belongs to the cluster. If empty, that of
     `outrider up` on this machine, where the same user runs it."""
@@ -88,7 +89,7 @@ class VerifierConfig(BaseSettings):
     coordinator_ca: Path | None = None
     """PEM certificate of the authority that signed the coordinator's certificate; turns TLS to the coordinator on."""
     insecure: bool = False
-    """Allow connections in plain text to and from other machines."""
+    """Allow connections in plain text to and from other machines, and without a coordinator those of strangers."""
 
     engine: Literal["torch", "vllm"] = "torch"
     """What runs the target. torch: our own engine, which evaluates token trees, on one machine. vllm: vLLM, for
@@ -97,10 +98,11 @@ class VerifierConfig(BaseSettings):
     """Python interpreter of the engine process, in an environment that `python -m cloud_verifier.vllm_environment` has
     made, for engine vllm; if not set, this one. Outrider's own code is always that of this installation."""
     engine_args: EngineArgs = EngineArgs()
-    """JSON object of what is rarely changed. Of the engine: `token_budget` (rows of one forward pass), `prefix_cache`
-    and `ngram` (true or false); of a session until its coordinator decides: `nodes_per_step` (0 for no speculation) and
-    `draft_wait_ms`. With engine vllm all others are arguments of vLLM's EngineArgs, as {"quantization": "fp8",
-    "tensor_parallel_size": 2}."""
+    """JSON object of what is rarely changed. Of the engine: `token_budget` (rows of one forward pass), `prefix_cache`,
+    `ngram`, and `allow_lossy_rules`, whether requests may ask for an acceptance rule by which draft tokens change the
+    output (the same for all verifiers of a target); of a session until its coordinator decides: `nodes_per_step` (0 for
+    no speculation) and `draft_wait_ms`. With engine vllm all others are arguments of vLLM's EngineArgs, as
+    {"quantization": "fp8", "tensor_parallel_size": 2}."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the tokens with drafts are
     those without. In 16 bits they have the same distribution. float16 is for GPUs without bfloat16; models trained in
@@ -119,22 +121,15 @@ class VerifierConfig(BaseSettings):
     server_draft: Path | None = None
     """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for every session where
     that pays."""
-    allow_lossy_rules: bool = False
-    """Whether requests may ask for an acceptance rule that lets draft tokens change the output, as `typical`. All
-    verifiers of a target should have the same, or a session cannot move to one that refuses its rule."""
     traffic: str = ""
     """Directory or fsspec URL of the traffic log (docs/traffic.md); if empty nothing is recorded. Only sessions whose
     tickets allow it are recorded."""
-    traffic_flush_s: float = Field(default=10.0, ge=0.1, le=3600.0)
-    """Seconds within which recorded tokens are written; a killed verifier loses that much."""
     traffic_redact: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
     """`module:function` that hides tokens from the log: (tokens, traffic_class, tenant) -> mask, true where hidden."""
 
     metrics: str = ""
     """HOST:PORT, or a port on loopback, to serve /metrics and /healthz at over plain HTTP; if empty neither is served.
     No label is a session or a tenant."""
-    log_format: LogFormat = "text"
-    """text: lines for people. json: one object per line, for machines."""
 
     drain_s: float = Field(default=5.0, ge=0)
     """Seconds that live sessions may go on after SIGTERM; sessions that have not finished then are handed over."""

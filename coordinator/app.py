@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator)
         sys.setswitchinterval(SWITCH_S)
-        configure(config.log_format, "coordinator")
+        configure("coordinator")
         asyncio.run(_serve(config))
     except (OutriderError, ImportError) as error:
         mend = f"; {INSTALL}" if isinstance(error, ImportError) and "pip install" not in str(error) else ""

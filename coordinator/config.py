@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings import Address, Flag
-from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 
 CLOCKS_DIFFER_S = 3_600.0
@@ -38,11 +37,25 @@ EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
 
 
+class CanaryRule(BaseModel, frozen=True, extra="forbid"):
+    """Says how devices try a release before all get it."""
+
+    share: float = Field(default=0.25, gt=0, lt=1)
+    """Share of the devices: the harm of a bad release, and the speed of the decision."""
+    window_s: float = Field(default=3_600.0, gt=0, le=2_592_000)
+    tenants: int = Field(default=3, ge=1, le=64)
+
+
 class CoordinatorConfig(BaseSettings):
     """Settings that a coordinator has. Times end in _ms or _s, their unit; the strings below fields are user docs."""
 
     model_config = SettingsConfigDict(
-        env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
+        env_prefix="OUTRIDER_COORDINATOR_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     listen: Address = DEFAULT_COORDINATOR
@@ -96,19 +109,14 @@ class CoordinatorConfig(BaseSettings):
     release_keys: str = ""
     """Publishers whose releases are accepted: hex of raw public keys, or files of them, separated by commas. Empty
     accepts every publisher with the admin token; devices decide for themselves which keys they trust."""
-    canary_share: float = Field(0.25, gt=0, lt=1)
-    """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
-    canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
-    """Seconds after which a canary that is still undecided is rolled back."""
-    canary_tenants: int = Field(3, ge=1, le=64)
-    """Tenants whose sessions must take part before a trial decides by itself, since any one may lie; with fewer you
-    promote or roll back. 1 trusts every tenant. Without tenants it is 1."""
+    canary: CanaryRule = CanaryRule()
+    """How devices try a release, as JSON: `share` of them (0.25); `window_s`, seconds until one that is undecided is
+    rolled back (3600); and `tenants` that must take part before a trial decides by itself, since any one may lie (3).
+    With fewer you promote or roll back; 1 trusts every tenant. Without tenants it is 1."""
 
     metrics: str = ""
     """HOST:PORT, or a port on loopback, at which /metrics and /healthz are served over plain HTTP; empty serves none.
     They show load and speeds, and name no session and no tenant."""
-    log_format: LogFormat = "text"
-    """text: lines for people. json: one object per line, for machines."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CoordinatorConfig:

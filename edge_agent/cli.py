@@ -28,14 +28,13 @@ from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.core.sampling import RULES
 from outrider.core.text import Parser
-from outrider.settings import add_config_options, add_settings, epilog, layers_of, settle
+from outrider.settings import add_config_options, add_settings, epilog, settle
 
 if TYPE_CHECKING:
     from edge_agent.sdk.client import AsyncClient
     from edge_agent.sdk.generation import CompletionStream
     from edge_agent.sdk.types import Options
     from edge_agent.target.chat_template import Message
-    from outrider.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ EXIT_BROKEN_PIPE = 141
 
 _OFFLINE = "draft_only: while no verifier can be reached the draft writes alone, unverified [default: raise]"
 _CLUSTER = ("coordinator", "verifier", "target", "tls_ca", "tls_cert", "tls_key", "insecure")
-_DEVICE = ("draft", "cache_dir", "log_format")
+_DEVICE = ("draft", "cache_dir")
 _SERVING = ("serve_listen", "serve_without_key", "serve_answer_format", "serve_offline")
 
 
@@ -63,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end a generation
     traces.configure("edge")
-    form, level = _logging(args)
-    logs.configure(form, "edge", level)
+    logs.configure("edge", "DEBUG" if args.verbose else "INFO" if args.run is _serve else "WARNING")
     try:
         asyncio.run(args.run(args))
     except KeyboardInterrupt:
@@ -179,14 +177,6 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
     elif completion.lossy:
         print(f"[lossy, by the acceptance rule {completion.acceptance_rule}]", file=sys.stderr)
     return completion.text
-
-
-def _logging(args: argparse.Namespace) -> tuple[LogFormat, str]:
-    """Return format and level of the log. The command itself reports settings that are wrong."""
-    form: LogFormat = "text"
-    with contextlib.suppress(BadRequest):
-        form = "json" if layers_of(EdgeSettings, args).raw("log_format") == "json" else form
-    return form, "DEBUG" if args.verbose else "INFO" if args.run is _serve else "WARNING"
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.artifacts.store import cache_folder
 from outrider.settings import Address, Flag, Repeated
-from outrider.telemetry.logs import LogFormat
 
 SYSTEM_CA = Path("system")
 """The value of `tls_ca` that trusts the authorities that gRPC ships with."""
@@ -67,8 +66,6 @@ class EdgeSettings(BaseSettings):
     loaded: n-grams draft until there is a signed release. Without any, the draft is the verifier's own and is not
     updated."""
 
-    log_format: LogFormat = "text"
-    """text writes lines for people, json one object per line for machines."""
     serve_listen: Annotated[Address, Flag("--listen")] = "127.0.0.1:8080"
     """HOST:PORT at which `outrider-edge serve` listens; beyond loopback it needs a key."""
     serve_api_key: SecretStr | None = None

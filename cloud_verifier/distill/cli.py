@@ -142,10 +142,9 @@ def _add_settings(command: argparse.ArgumentParser, operands: str = "") -> None:
 
 
 def _config(options: argparse.Namespace) -> DistillConfig:
-    """Return the settings, and log as they say. Raises BadRequest, without the values of secrets."""
-    config = settle(DistillConfig, options, PROGRAM)
-    configure(config.log_format, "distill")
-    return config
+    """Return the settings, and begin to log. Raises BadRequest, without the values of secrets."""
+    configure("distill")
+    return settle(DistillConfig, options, PROGRAM)
 
 
 def _fetched(config: DistillConfig) -> DistillConfig:
@@ -255,7 +254,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    configure("text", "distill")
+    configure("distill")
     _be_quiet()
     from cloud_verifier.distill.training.trainer import train
     from outrider.processes import signals_held

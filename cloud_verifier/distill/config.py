@@ -13,8 +13,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outrider.telemetry.logs import LogFormat
-
 INSTALL = "distillation needs: pip install 'outrider[distill]'"
 TRAIN_MINUTES = 30.0
 """Minutes of one training, unless `training_options` says otherwise."""
@@ -86,17 +84,14 @@ class DistillConfig(BaseSettings):
 
     fresh_tokens: int = Field(200_000, ge=1)
     """Recorded tokens after which a new draft is trained in any case."""
-    dataset_options: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the dataset's plan (`DatasetPlan`), as JSON."""
     training_options: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the training plan (`TrainingPlan`), as JSON: minutes or steps, threads, loss, rates, batches."""
+    """Fields of the training's plan (`TrainingPlan`: minutes or steps, threads, loss, rates, batches) and of the
+    dataset's (`DatasetPlan`: tokens, shares, window), as JSON."""
     gate: GateRule = GateRule()
     """What a draft must show to be published, as JSON: gain, loss, slower, confidence, sessions, positions."""
     metrics: str = ""
     """HOST:PORT, or a port of this machine's loopback, where `run` serves /metrics and /healthz over plain HTTP;
     nowhere if empty."""
-    log_format: LogFormat = "text"
-    """text: lines for people. json: one object a line."""
 
     @property
     def heads(self) -> bool:

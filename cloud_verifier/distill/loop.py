@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cloud_verifier.distill.config import PUBLIC, DistillConfig
-from cloud_verifier.distill.dataset import DatasetCard, DatasetPlan
+from cloud_verifier.distill.dataset import DatasetCard
 from cloud_verifier.distill.publisher import SERVED, Publisher, ReleaseClient, serve_heads
 from cloud_verifier.distill.run_folder import (
     DRAFT,
@@ -36,7 +36,7 @@ from cloud_verifier.distill.run_folder import (
     StageFailed,
     all_runs,
 )
-from cloud_verifier.distill.stages import STAGES, StageFunction, training_plan
+from cloud_verifier.distill.stages import STAGES, StageFunction, dataset_plan, training_plan
 from cloud_verifier.traffic.log import TrafficLog
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore, file_digest
@@ -355,12 +355,10 @@ async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
 def _check_options(config: DistillConfig) -> None:
     """Raise BadRequest for a field of the plans that is wrong, so that it is found before a run begins."""
     try:
-        field = "dataset_options"
-        DatasetPlan(**config.dataset_options)
-        field = "training_options"
+        dataset_plan(config)
         training_plan(config, config.draft, config.runs)
     except ValidationError as error:
-        first = error.errors()[0]
+        first, field = error.errors()[0], "training_options"
         raise BadRequest(f"{field}: {'.'.join(map(str, first['loc']))}: {first['msg']}", field=field) from error
 
 

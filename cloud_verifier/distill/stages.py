@@ -32,23 +32,26 @@ StageFunction = Callable[[DistillConfig, RunFolder, Callable[[], bool]], None]
 core error, OSError or ValueError."""
 
 
+def dataset_plan(config: DistillConfig, **fields: Any) -> DatasetPlan:
+    """Return the plan of a dataset. Raises pydantic.ValidationError."""
+    given = {name: value for name, value in config.training_options.items() if name in DatasetPlan.model_fields}
+    return DatasetPlan(**fields | given)
+
+
 def training_plan(config: DistillConfig, base: Path, dataset: Path) -> TrainingPlan:
     """Return the plan of a training on a dataset that begins with `base`. Raises pydantic.ValidationError."""
     fields: dict[str, Any] = {"base": base, "tokenizer": config.target.resolve(), "dataset": dataset.resolve()}
     fields |= {} if "steps" in config.training_options else {"minutes": TRAIN_MINUTES}
     fields |= {"heads": {}} if config.heads else {}
-    return TrainingPlan(**fields | config.training_options)
+    of_dataset = DatasetPlan.model_fields.keys() - TrainingPlan.model_fields.keys()
+    given = {name: value for name, value in config.training_options.items() if name not in of_dataset}
+    return TrainingPlan(**fields | given)
 
 
 def build_dataset(config: DistillConfig, run: RunFolder, stop: Callable[[], bool]) -> None:
     """Build the dataset. Raises StageFailed if there is nothing to learn from or to measure on."""
     job, minutes = run.job, float(config.training_options.get("minutes", TRAIN_MINUTES)) + OTHER_STAGES_MINUTES
-    fields: dict[str, Any] = {
-        "weights_hash": job.weights_hash,
-        "fresh_since_unix": job.since_unix,
-        "lasts_s": 60 * minutes,
-    }
-    plan = DatasetPlan(**fields | config.dataset_options)
+    plan = dataset_plan(config, weights_hash=job.weights_hash, fresh_since_unix=job.since_unix, lasts_s=60 * minutes)
     card = build(TrafficLog(config.traffic), run.dataset, plan, time.time())
     log.info("dataset: %d tokens to learn from, held-out sessions %s", card.train_tokens, card.heldout_sessions)
 

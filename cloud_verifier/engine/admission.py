@@ -30,7 +30,7 @@ def check_attach(
     if tokens > held:
         raise BadRequest.bound(field, got, f"at most {held}, what the verifier can hold")
     if attach.sampling.HasField("typical") and not allow_lossy_rules:
-        allowed = "coupled: the operator of this verifier does not allow lossy rules (its setting allow_lossy_rules)"
+        allowed = "coupled: the operator of this verifier does not allow lossy rules (allow_lossy_rules of engine_args)"
         raise BadRequest.bound("acceptance_rule", "typical", allowed)
 
 

@@ -182,7 +182,7 @@ def engine_config(config: VerifierConfig) -> EngineConfig:
         max_sessions=config.max_sessions,
         token_budget=config.engine_args.token_budget,
         prefix_cache=config.engine_args.prefix_cache,
-        allow_lossy_rules=config.allow_lossy_rules,
+        allow_lossy_rules=config.engine_args.allow_lossy_rules,
     )
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     config = VerifierConfig.model_validate_json(sys.argv[2])
     if config.engine == "vllm":
         end_with_parent(os.getppid())  # while vLLM loads, it would not notice for minutes that the front has gone
-    configure(config.log_format, "engine")
+    configure("engine")
     # Importing torch creates many objects and no garbage; collections would take a tenth of the import.
     gc.disable()
     try:

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4_096
 """Events that may wait for the thread; further ones are dropped, so that the front never waits."""
+FLUSH_S = 5.0
+"""Seconds within which recorded tokens are written: a killed verifier loses that much, and each write makes the newest
+file afresh."""
 FLUSH_TOKENS = 16_384
 """Tokens that are written at once, however early."""
 UNWRITTEN_TOKENS = 8 * FLUSH_TOKENS
@@ -72,7 +75,7 @@ class TrafficRecorder:
         place: TrafficLog,
         *,
         redact: Redact | None = None,
-        flush_s: float = 10.0,
+        flush_s: float = FLUSH_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Begin the thread, which also tidies the log. flush_s: seconds within which what is recorded is written.
@@ -210,4 +213,4 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
         ) from error
     if not config.coordinator:
         log.warning("nothing will be recorded: only tickets of a coordinator permit it")
-    return TrafficRecorder(place, redact=redact, flush_s=config.traffic_flush_s)
+    return TrafficRecorder(place, redact=redact)

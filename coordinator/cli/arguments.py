@@ -127,8 +127,6 @@ def _add_up(commands: Any) -> None:
     up.add_argument("--insecure", action="store_true", default=argparse.SUPPRESS, help=text)
     text = "time that each process may take to be ready; large models load slowly"
     _option(up, "--start-timeout-s", "SECONDS", text, START_TIMEOUT_S, kind=float)
-    text = "lines of all processes, and of this command: text or json"
-    _option(up, "--log-format", "FORMAT", text, "the coordinator's, text", "COORDINATOR_LOG_FORMAT", kind=_log_format)
     _option(up, "--config", "FILE", "TOML file that coordinator and verifiers read", "none", "CONFIG", kind=Path)
 
 
@@ -382,12 +380,6 @@ def _option(
     flags = [short, flag] if short else [flag]
     given = default if number else argparse.SUPPRESS if flag.strip("-").replace("-", "_") in _CONNECTION else None
     made.add_argument(*flags, type=kind, metavar=metavar, default=given, required=default is None, help=text)
-
-
-def _log_format(text: str) -> str:
-    if text not in ("text", "json"):
-        raise argparse.ArgumentTypeError(f"must be text or json, got {text!r}")
-    return text
 
 
 def _add_output(made: argparse.ArgumentParser) -> None:

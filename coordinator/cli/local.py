@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,7 +28,7 @@ from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings import Layers, config_file, read_file
-from outrider.telemetry.logs import JsonFormatter, LogFormat
+from outrider.telemetry.logs import JsonFormatter, is_json
 from outrider.wire import local_tokens
 
 EXIT_FAILED = 1
@@ -42,8 +41,6 @@ _NEEDS = {
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
 """Modules of each extra that its program cannot do without."""
-_log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
-"""How this command writes lines of its own and those of its children."""
 
 
 def up(options: argparse.Namespace) -> int:
@@ -53,7 +50,6 @@ def up(options: argparse.Namespace) -> int:
     pair = _pair(options, {name for name in ("model", "draft") if _is_set("verifier", name, file)})
     given = {name: value for name in ("state_dir", "redis") if (value := getattr(options, name))}
     settings = Layers(CoordinatorConfig, given, file)
-    _log_format.set("json" if (options.log_format or settings.raw("log_format")) == "json" else "text")
     pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
     return asyncio.run(_up(options, pair, file, settings))
 
@@ -196,7 +192,7 @@ async def _up(
     options: argparse.Namespace, pair: Sequence[str], file: Path | None, settings: Layers[CoordinatorConfig]
 ) -> int:
     shared = [
-        *_given(options, "config", "tls_cert", "tls_key", "tls_client_ca", "log_format"),
+        *_given(options, "config", "tls_cert", "tls_key", "tls_client_ca"),
         *(["--insecure"] if options.insecure else []),
     ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
@@ -283,14 +279,14 @@ async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> lis
 
 def _say(text: str, stream: TextIO | None = None) -> None:
     """Print a line of this command itself; to stderr unless a stream is given."""
-    if _log_format.get() == "json":
+    if is_json():
         text = JsonFormatter("up").format(logging.makeLogRecord({"name": "outrider", "levelname": "INFO", "msg": text}))
     print(text, file=stream or sys.stderr, flush=True)
 
 
 def _print_log(name: str, line: str) -> None:
     """Print a line that a child wrote, with the child's name in it: several of them speak at once."""
-    if _log_format.get() == "json":
+    if is_json():
         try:
             entry = json.loads(line)
         except ValueError:  # a traceback, or what a library prints

@@ -106,7 +106,7 @@ class ReleaseHandlers:
             state=lifecycle.CANDIDATE,
             since_unix=time.time(),
             reason="published",
-            share=self._config.canary_share,
+            share=self._config.canary.share,
         )
         track = await self._change(manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time()))
         published = lifecycle.signed_as(track, raw) or new
@@ -171,7 +171,7 @@ class ReleaseHandlers:
 
     async def _decide(self, track: pb.ReleaseTrack) -> None:
         """End the target's trial if it is due; else tell once what its operator has to decide."""
-        canary, window_s = lifecycle.in_state(track, CANARY), self._config.canary_window_s
+        canary, window_s = lifecycle.in_state(track, CANARY), self._config.canary.window_s
         if canary is None:
             return
         weighed = await self._weighed(track, canary)
@@ -269,7 +269,7 @@ class ReleaseHandlers:
 
     async def _weighed(self, track: pb.ReleaseTrack, canary: pb.Release) -> pb.ReleaseEvidence:
         """Return the evidence of a trial."""
-        needed = 1 if await self._anonymous() else self._config.canary_tenants
+        needed = 1 if await self._anonymous() else self._config.canary.tenants
         return evidence.weigh(await self._samples(track, canary), needed)
 
     # --- tracks in the store, and their copy

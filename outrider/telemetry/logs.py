@@ -10,17 +10,19 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from outrider.core.text import counted, masked, short_id
 
-LogFormat = Literal["text", "json"]
+FORMAT = "OUTRIDER_LOG_FORMAT"
+"""The variable of all processes that says how they log: text, lines for people, or json, one object per line."""
 REQUEST_HEADER = "x-request-id"
 """The name of the request's id in the metadata of calls and in HTTP headers."""
 MAX_ID = 128
@@ -111,12 +113,19 @@ class RepeatedFailure:
             self._count, self._logged = 0, False
 
 
-def configure(form: LogFormat, process: str, level: int | str = logging.INFO) -> None:
-    """Make the whole process log to standard error. process: its name in every line."""
+def is_json() -> bool:
+    """Return whether the environment asks for JSON."""
+    return os.environ.get(FORMAT) == "json"
+
+
+def configure(process: str, level: int | str = logging.INFO) -> None:
+    """Make the whole process log to standard error, as the environment says. process: its name in every line."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
+    handler.setFormatter(JsonFormatter(process) if is_json() else TextFormatter(process))
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
+    if (given := os.environ.get(FORMAT, "")) not in ("", "text", "json"):
+        logging.getLogger(__name__).warning("%s is %r, must be text or json; this is text", FORMAT, given[:20])
 
 
 class TextFormatter(logging.Formatter):

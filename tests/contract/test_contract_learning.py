@@ -62,11 +62,11 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
         sessions = set(pool.map(generate, range(48)))
     until(lambda: sessions <= recorded(cluster))
     easy = {"gain": 0, "loss": 0.99, "slower": 100, "confidence": 0.5, "sessions": 1, "positions": 1}
-    training = {"steps": 20, "batch_tokens": 512, "micro_tokens": 512, "precision": "float32"}
+    # Sessions are drawn by their random ids: fewer than the gate's 8 of 48 have a probability of 3e-7.
+    drawn = {"heldout_share": 0.5, "validation_share": 0.1}
+    training = {"steps": 20, "batch_tokens": 512, "micro_tokens": 512, "precision": "float32", **drawn}
     settings: dict[str, Any] = {
         "fresh_tokens": 1_000,
-        # Sessions are drawn by their random ids: fewer than the gate's 8 of 48 have a probability of 3e-7.
-        "dataset_options": json.dumps({"heldout_share": 0.5, "validation_share": 0.1}),
         "training_options": json.dumps(training),
         **{f"gate_{name}": value for name, value in easy.items()},
     }

@@ -109,7 +109,7 @@ def test_the_coordinators_death_leaves_live_sessions_alone_and_a_new_one_takes_o
     with running(tmp_path, pattern, name, "--listen", f"127.0.0.1:{unused_port()}", *given, **policy) as first:
         own = Cluster(tmp_path, first.ready, first)
         traffic = tmp_path / "traffic"
-        with own.verifier("--traffic", traffic, "--traffic-flush-s", 0.2), own.client("open") as client:
+        with own.verifier("--traffic", traffic), own.client("open") as client:
             stream = client.stream(PROMPT, **LONG)
             taken(stream, 20)
             first.signal(signal.SIGKILL)

@@ -85,14 +85,11 @@ def test_up_reads_the_file_that_its_processes_read(tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     "line", ["2026-11-23 12:00:00,123 verifier INFO loading é", '{"level": "INFO", "message": "é"}', "[1]"]
 )
-def test_every_line_of_a_child_says_who_speaks_and_json_has_no_plain_ones(line, capsys):
+def test_every_line_of_a_child_says_who_speaks_and_json_has_no_plain_ones(line, capsys, monkeypatch):
     local._print_log("verifier-2", line)
     assert capsys.readouterr().err == f"verifier-2: {line}\n"
-    form = local._log_format.set("json")
-    try:
-        local._print_log("verifier-2", line)
-    finally:
-        local._log_format.reset(form)
+    monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "json")
+    local._print_log("verifier-2", line)
     said = json.loads(capsys.readouterr().err)
     assert said["process"] == "verifier-2" and {"level", "message"} <= said.keys()
 

@@ -111,7 +111,7 @@ def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_
         (["--artifacts", "drafts"], "artifacts and http go together"),
         (["--http", "127.0.0.1:0"], "artifacts and http go together"),
         (["--release-keys", "nonsense"], "neither 64 hex digits nor a file"),
-        (["--canary-share", "1"], "less than 1"),
+        (["--canary", '{"share": 1}'], "canary.share: Input should be less than 1"),
         (["--tls-cert", "x.pem", "--tls-key", "y.pem"], "cannot be read"),
         (["--tenants", "/does/not/exist"], "cannot be read"),
     ],

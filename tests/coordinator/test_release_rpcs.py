@@ -176,7 +176,7 @@ async def test_a_release_whose_file_is_missing_short_or_damaged_is_refused_where
 @pytest.fixture
 async def trial(start):
     """Publish a stable release and a canary on a verifier of their target; return the peer."""
-    coordinator = await start(canary_window_s=600.0)
+    coordinator = await start(canary={"window_s": 600.0})
     await coordinator.join("v1", capacity=500)
     await stable(coordinator)
     assert await publish(coordinator, signed(2)) == CANARY
@@ -264,7 +264,7 @@ async def test_a_coordinator_that_starts_anew_over_an_empty_redis_remembers(star
 
 
 async def test_the_trial_begins_again_where_its_samples_were_lost(start, redis) -> None:
-    coordinator = await start(canary_window_s=600.0)
+    coordinator = await start(canary={"window_s": 600.0})
     await publish(coordinator, signed(1))
     began = (await listed(coordinator))[0].since_unix
     redis.stop()

@@ -12,8 +12,8 @@ EVERYTHING: Object = {
     "coordinator": {
         "replicas": 3,
         "artifacts": {"existingClaim": "drafts", "url": "https://drafts.example/"},
-        "env": {"OUTRIDER_COORDINATOR_LOG_FORMAT": "json", "OUTRIDER_COORDINATOR_WINDOW_CONTROL": False},
-        "extraArgs": ["--canary-share=0.1"],
+        "env": {"OUTRIDER_COORDINATOR_WINDOW_CONTROL": False},
+        "extraArgs": ["--report-interval-ms=2000"],
         "service": {"type": "LoadBalancer", "annotations": {"example.com/a": "b"}},
     },
     "verifier": {

@@ -62,9 +62,9 @@ async def test_a_session_is_in_the_callers_trace_and_in_json_lines_without_any_t
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(traces.trace, "get_tracer", provider.get_tracer)
-    models = ("--model", TARGET, "--draft", DRAFT, "--listen", "127.0.0.1:0", "--log-format", "json", *QUICK)
+    models = ("--model", TARGET, "--draft", DRAFT, "--listen", "127.0.0.1:0", *QUICK)
     with collected() as (endpoint, exported):
-        variables = {traces.ENDPOINT: endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        variables = {traces.ENDPOINT: endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100", logs.FORMAT: "json"}
         with running(
             tmp_path, r"listening on (127\.0\.0\.1:\d+)", "outrider-verifier", *models, **variables
         ) as verifier:

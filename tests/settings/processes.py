@@ -50,7 +50,7 @@ PROCESSES = (
         ("coordinator.app",),
         coordinator_app.parser,
         {},
-        ("canary_window_s", "release_keys", "canary_tenants"),
+        ("artifacts_url", "release_keys", "redis"),
     ),
     Process(
         "verifier",

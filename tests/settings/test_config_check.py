@@ -25,7 +25,7 @@ def test_what_is_right_is_shown_without_secrets(tmp_path: Path) -> None:
     shown = {process["process"]: process["settings"] for process in document["processes"]}
     assert shown["coordinator"]["redis"] == "redis://***@host"
     assert set(shown["coordinator"]["admin_token"]) == set(shown["edge"]["api_key"]) == {"*"}
-    assert (shown["coordinator"]["join_token"], shown["coordinator"]["canary_tenants"]) == (None, 9)
+    assert (shown["coordinator"]["join_token"], shown["coordinator"]["canary"]["tenants"]) == (None, 9)
     assert shown["verifier"]["engine_args"]["other_config"] == {"store": ["https://***@host"]}
     assert shown["verifier"]["threads"] == 4 and document["processes"][1]["missing"] == ["model"]
     assert shown.keys() == {process.name for process in PROCESSES}

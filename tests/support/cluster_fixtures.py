@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from demanded import demand
-from shared_cluster import NAME, Cluster, Program, running, started, until
+from shared_cluster import NAME, QUICK, Cluster, Program, running, started, until
 from small_pair import DRAFT, HEADS, TARGET
 
 from edge_agent import Client
@@ -44,7 +45,9 @@ def plain(cluster: Cluster) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def alone(cluster: Cluster) -> Iterator[Program]:
     """Return a verifier beside the cluster, which drafts by all means and allows lossy rules."""
-    with cluster.verifier("--server-draft", DRAFT, "--heads", HEADS, "--allow-lossy-rules", alone=True) as program:
+    lossy = json.dumps({**json.loads(QUICK[1]), "allow_lossy_rules": True})
+    given = ("--server-draft", DRAFT, "--heads", HEADS, "--engine-args", lossy)
+    with cluster.verifier(*given, alone=True) as program:
         yield program
 
 

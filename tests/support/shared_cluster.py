@@ -282,7 +282,6 @@ def started(folder: Path) -> Iterator[Cluster]:
         "OUTRIDER_COORDINATOR_METRICS": "127.0.0.1:0",
         "OUTRIDER_VERIFIER_METRICS": "127.0.0.1:0",
         "OUTRIDER_VERIFIER_TRAFFIC": str(folder / "traffic"),
-        "OUTRIDER_VERIFIER_TRAFFIC_FLUSH_S": "0.2",
     }
     up = ("up", "--listen", "127.0.0.1:0", "--verifiers", 2, "--state-dir", folder / "state")
     models = ("--model", TARGET, "--draft", DRAFT, "--name", NAME, "--", *QUICK)

@@ -23,7 +23,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers[:] = []
-    logs.configure("json", "tester")
+    monkeypatch.setenv(logs.FORMAT, "json")
+    logs.configure("tester")
     yield said
     root.handlers[:] = before
     root.setLevel(level)
