@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_agent.http.errors import invalid_value, unsupported
@@ -20,7 +21,6 @@ from outrider.core.errors import BadRequest
 
 _FIELDS = ("json", "json_object", "regex", "choice", "grammar")
 """What `structured_outputs` may have, as vLLM names it, and `guided_` in older requests."""
-_ANY = r"/(?s:.*)/"
 _COMMA, _COLON = f"/{COMMA}/", f"/{COLON}/"
 _SPACE = r"/[ \n]{1,2}/?"
 _KEY = r"/[\w.\-]+/"
@@ -34,8 +34,14 @@ _SAYING_MORE = {"additionalProperties", "patternProperties", "propertyNames", "m
 """Keywords by which an object may be meant to have properties that its schema does not list."""
 _DEFINED = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
 _DEFINITIONS = ("$defs", "definitions")
+_ANYTHING = "(?s:.*)"
+_ANY = f"/{_ANYTHING}/"
 _MAX_COUNTED = 1024
-"""Greatest `maxLength` that a text between marks is held to."""
+"""Greatest length that a text between marks is held to."""
+_OF_TEXTS = ("format", "maxLength", "minLength", "pattern")
+"""Keywords that a schema may have for texts."""
+_BEGIN, _END = {"^", r"\A"}, {"$", r"\z", r"\Z"}
+"""Anchors of a regular expression."""
 _IN_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "contains", "additionalItems")
 """Keywords whose values are schemas, or lists of them."""
 _FALLIBLE = ("$ref", "pattern", "patternProperties")
@@ -288,13 +294,16 @@ class AnswerGrammar:
             schema, problems = _followed(given, {"type": "object"}, lenient=lenient)
         except BadRequest as error:
             raise invalid_value("tools", f"the parameters of the function {function.name!r}: {error}") from error
-        self.notes += [f"tools: {function.name}: {one}" for one in problems]
         form = formats.JSON if self._form.tools == "harmony" else self._form.call
+        noted, self.notes = self.notes, problems
         if isinstance(form.arguments, Parameters):
-            return self._parameters(form.arguments, schema, lenient=lenient)
-        if form.arguments:
-            return self._bare(form.arguments, schema, schema, lenient=lenient)
-        return embedded_schema(schema, lenient=lenient)
+            written = self._parameters(form.arguments, schema, lenient=lenient)
+        elif form.arguments:
+            written = self._bare(form.arguments, schema, schema, lenient=lenient)
+        else:
+            written = embedded_schema(schema, lenient=lenient)
+        self.notes = [*noted, *(f"tools: {function.name}: {one}" for one in self.notes)]
+        return written
 
     def _parameters(self, marks: Parameters, schema: Mapping[str, Any], *, lenient: bool) -> str:
         """Return the expression of arguments between marks."""
@@ -309,8 +318,7 @@ class AnswerGrammar:
                 written = f"({' | '.join(map(quoted, texts))})"
             else:
                 written = ""
-            longest = value.get("maxLength") if isinstance(value, Mapping) else None
-            after = self._literal(marks.after_value) if written else self._until(marks.after_value, longest)
+            after = self._literal(marks.after_value) if written else self._string(value, kinds, marks.after_value)
             pairs[key] = f"{self._literal(marks.before_key + key + after_key)} {written} {after}"
         after_key = self._literal(marks.after_key)
         more = f"{self._literal(marks.before_key)} {_KEY} {after_key} {self._until(marks.after_value)}"
@@ -326,7 +334,7 @@ class AnswerGrammar:
         if texts := _texts_in(schema):
             return " | ".join(self._literal(f"{quote}{one}{quote}") for one in texts)
         if kinds == {"string"}:
-            return f"{self._literal(quote)} {self._until(quote, schema.get('maxLength'))}"
+            return f"{self._literal(quote)} {self._string(schema, kinds, quote)}"
         if kinds == {"object"} and not _is_open(schema) and inline:
             properties = schema.get("properties", {})
             pairs = {
@@ -339,6 +347,7 @@ class AnswerGrammar:
             return f'"[" ({item} ("," {item})*)? "]"'
         if not kinds & {"string", "object", "array"}:
             return embedded_schema(schema, lenient=lenient)
+        self._note(schema)
         scalar = embedded_schema({"type": ["number", "boolean", "null"]})
         if not any(rule.startswith("bare:") for rule in self._rules):
             members = f'{_KEY} ":" bare ("," {_KEY} ":" bare)*'
@@ -376,13 +385,51 @@ class AnswerGrammar:
             if part
         )
 
-    def _until(self, text: str, longest: object = None) -> str:
-        """Return the expression of anything up to a text, and of that. longest: a number of characters, if one is."""
-        begin, *rest = self._split(text)
-        most = f"{{0,{longest}}}" if isinstance(longest, int) and 0 < longest <= _MAX_COUNTED else "*"
-        if not rest:
-            return self._rule(rf"/(?s:.{most}){_escaped(text)}/", "[lazy]")
-        return f"/(?s:.{most}){_escaped(begin)}/{'' if begin else '?'} {self._literal(text[len(begin) :])}"
+    def _string(self, schema: Any, kinds: Collection[str], mark: str) -> str:
+        """Return the expression of a text by its schema, up to a mark, and of that. What is not followed is noted.
+
+        kinds: the types that the value may have. Only a value that must be a text is held to more than its type.
+        """
+        own = schema if kinds == {"string"} and isinstance(schema, Mapping) else {}
+        least, most = (
+            given if type(given) is int and 0 < given <= _MAX_COUNTED else 0
+            for given in (own.get("minLength"), own.get("maxLength"))
+        )
+        followed = {"maxLength"} if most else set[str]()
+        content, empty = [f"(?s:.{{0,{most}}})" if most else _ANYTHING], True
+        if least and (least <= most or not most):
+            followed.add("minLength")
+            content.append(f"(?s:.{{{least},}})")
+            empty = False
+        if isinstance(pattern := own.get("pattern"), str):
+            with contextlib.suppress(BadRequest, re.error):
+                found = _found(pattern)
+                _warnings("T\nT: " + " & ".join(f"/{one}/" for one in (*content, found)))
+                followed.add("pattern")
+                content.append(found)
+                empty = empty and re.search(pattern, "") is not None
+        self._note(schema, followed)
+        return self._until(mark, content, empty=empty)
+
+    def _note(self, schema: Any, followed: Collection[str] = ()) -> None:
+        """Note what a schema says of texts, but for what is followed."""
+        said = {key for one in _schemas_in(schema) for key in _OF_TEXTS if key in one}
+        self.notes += [f"{key!r} is ignored in a text between marks" for key in sorted(said.difference(followed))]
+
+    def _until(self, mark: str, content: Sequence[str] = (_ANYTHING,), *, empty: bool = True) -> str:
+        """Return the expression of a text up to a mark, and of that.
+
+        content: regular expressions that all match the text. empty: whether there may be none.
+        """
+        begin, *rest = self._split(mark)
+        ended = _escaped(begin)
+        expression = " & ".join(f"/{one}{ended}/" for one in content)
+        if rest:
+            text = expression if len(content) == 1 else self._rule(expression, terminal=True)
+            return f"{text}{'?' if empty and not begin else ''} {self._literal(mark[len(begin) :])}"
+        if len(content) > 1:  # a mark that comes too soon must not become a part of the text
+            expression = self._rule(f"{expression} & ~/{_ANYTHING}{ended}(?s:.+)/", terminal=True)
+        return self._rule(expression, "[lazy]")
 
     def _without(self, marker: str) -> str:
         """Return the expression of any text in which a marker does not occur."""
@@ -437,6 +484,28 @@ def _texts_in(schema: object) -> list[str]:
     given = schema if isinstance(schema, Mapping) else {}
     values = given.get("enum", [given["const"]] if "const" in given else None)
     return values if isinstance(values, list) and all(isinstance(one, str) for one in values) else []
+
+
+def _found(pattern: str) -> str:
+    """Return the regular expression of the texts in which a pattern is found.
+
+    Raises BadRequest for an anchor that is not at an end, where grammars have none.
+    """
+    branches, depth = [list[str]()], 0
+    for piece in re.findall(r"(?s)\\.|\[(?:\\.|[^\]\\])*\]|.", pattern):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "|" and not depth:
+            branches.append([])
+        else:
+            branches[-1].append(piece)
+    found = []
+    for pieces in branches:
+        begins, ends = not _BEGIN.isdisjoint(pieces[:1]), not _END.isdisjoint(pieces[-1:])
+        inner = pieces[begins : len(pieces) - ends]
+        if not (_BEGIN | _END).isdisjoint(inner):
+            raise BadRequest(f"the pattern {pattern!r} has an anchor that is not at an end")
+        found.append(f"{'' if begins else _ANYTHING}{''.join(inner)}{'' if ends else _ANYTHING}")
+    return embedded_regex(f"(?:{'|'.join(found)})")[1:-1]
 
 
 def _is_open(schema: object) -> bool:

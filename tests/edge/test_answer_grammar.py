@@ -331,6 +331,54 @@ def test_an_object_with_bare_keys_follows_its_schema(
     assert accepts(known, grammar, f"<|tool_call>call:forecast{arguments}<tool_call|>") is accepted
 
 
+HELD = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": r"^[A-Z]{2}/\d+$", "maxLength": 6},
+        "name": {"type": "string", "minLength": 2, "maxLength": 4},
+        "word": {"type": "string", "pattern": "b|^c"},
+        "none": {"type": ["string", "null"], "pattern": "x"},
+        "day": {"type": "string", "format": "date"},
+        "long": {"type": "string", "pattern": "(^a|b)", "maxLength": 4096},
+    },
+}
+WRITTEN = {
+    "qwen3-coder": ("", "<tool_call>\n<function=f>\n<parameter={}>\n{}\n</parameter>\n</function>\n</tool_call>"),
+    "glm": ("", "<tool_call>f\n<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"),
+    "minimax": (
+        "",
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="{}">{}</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    "gemma": ("", '<|tool_call>call:f{{{}:<|"|>{}<|"|>}}<tool_call|>'),
+    "deepseek": (
+        "function_calls>",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="{}" string="true">{}'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+}
+"""format -> what the template's source has, and a call of `f` with one argument"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "marked"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_text_between_marks_has_its_length_and_pattern_and_what_it_is_not_held_to_is_noted(
+    request: pytest.FixtureRequest, name: str, kind: str
+) -> None:
+    known = request.getfixturevalue(kind)
+    source, call = WRITTEN[name]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": HELD}}]
+    body = ChatCompletionRequest(messages=[], tools=tools, tool_choice="required")
+    grammar, _ = chat_grammar(body, AnswerFormat.of(source, name), known[1], "")
+    right = {"code": ("AB/1", "AB/123"), "name": ("ab", "Köln", "</p"), "word": ("ab", "c", "b\n"), "none": ("y",)}
+    wrong = {"code": ("AB/", "AB/1234", "ab/1", "", "xAB/1"), "name": ("a", "Köln ", ""), "word": ("a", "ac", "")}
+    for key, texts in right.items():
+        assert all(accepts(known, grammar, call.format(key, text)) for text in texts), key
+    for key, texts in wrong.items():
+        assert not any(accepts(known, grammar, call.format(key, text)) for text in texts), key
+    ignored = {f"tools: f: {one!r} is ignored in a text between marks" for one in ("pattern", "format", "maxLength")}
+    assert set(body.notes) == ignored
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "glm", "gemma"])
 def test_a_function_that_takes_any_object_takes_any_member(
     plain: tuple[Grammars, Mapping[str, int]], name: str
