@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
+from demanded import demand
 from ports import unused_port
 from shared_cluster import QUICK, Cluster, running, until
 from small_pair import TARGET
@@ -52,6 +54,24 @@ def test_health_follows_loading_serving_and_draining_and_a_second_sigterm_ends_i
         until(refused)
         verifier.process.send_signal(signal.SIGTERM)
         assert verifier.process.wait(120) == 0
+
+
+def test_a_verifier_whose_clock_is_wrong_by_more_than_a_ticket_lasts_serves_and_is_named(
+    cluster: Cluster, client: Client
+) -> None:
+    demand("libfaketime", "a wrong clock")
+    spec = find_spec("libfaketime")
+    assert spec is not None and spec.origin is not None
+    library = Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1"
+    wrong = {"LD_PRELOAD": str(library), "FAKETIME": "+2h", "DONT_FAKE_MONOTONIC": "1"}
+    whole = client.generate(PROMPT, **OPTIONS).token_ids
+    with cluster.verifier("--verifier-id", "ahead", **wrong) as verifier:
+        with cluster.cordoned("verifier-1", "verifier-2"):
+            served = client.generate(PROMPT, **OPTIONS)
+        assert served.token_ids == whole and served.statistics.address == verifier.ready
+        verifier.await_output("7200 s ahead of the coordinator's")
+        [shown] = [one for one in cluster.asked("verifiers", "list")["verifiers"] if one["id"] == "ahead"]
+        assert shown["clock_ahead_s"] == pytest.approx(7200, abs=30)
 
 
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])

@@ -251,12 +251,13 @@ class Cluster:
         return not any(one["sessions"] or one["kv_used"] for one in verifiers if not ids or one["id"] in ids)
 
     @contextlib.contextmanager
-    def verifier(self, *flags: object, alone: bool = False) -> Iterator[Program]:
+    def verifier(self, *flags: object, alone: bool = False, **variables: str) -> Iterator[Program]:
         """Run a further verifier, which joins the cluster unless it is to be alone; `ready` is its address."""
         models = ("--model", TARGET, "--draft", DRAFT, "--name", NAME, "--listen", "127.0.0.1:0")
         joins = () if alone else ("--coordinator", self.address)
         pattern = r"listening on (127\.0\.0\.1:\d+)"
-        with running(self.folder, pattern, "outrider-verifier", *models, *QUICK, *joins, *flags) as program:
+        command = ("outrider-verifier", *models, *QUICK, *joins, *flags)
+        with running(self.folder, pattern, *command, **variables) as program:
             yield program
 
     @contextlib.contextmanager
