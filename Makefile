@@ -6,7 +6,7 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 # What the product needs, and what its tests, checks and benchmarks need besides.
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
-LINT   := style types imports generated
+LINT   := style types imports generated docs
 # One worker more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
 # Tests start hundreds of Python processes, which share compiled modules whatever the environment says.
@@ -75,8 +75,11 @@ imports: $(STAMP)
 
 generated: $(STAMP)
 	$(BIN)/python -m tools.stubs --check
-	$(BIN)/python -m tools.settings --check
 	$(BIN)/python -m tools.reference --check
+
+# The site, in build/site. A dead link or anchor fails.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
 
 proto: $(STAMP)
 	$(BIN)/python -m tools.stubs

@@ -54,7 +54,7 @@ class EngineArgs(BaseModel, frozen=True, extra="allow"):
 
 
 class VerifierConfig(BaseSettings):
-    """The settings of `outrider-verifier`. The text below each field is in `--help` and docs/configuration.md."""
+    """The settings of `outrider-verifier`. The text below each field is in `--help` and docs/reference/settings.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_VERIFIER_", frozen=True, extra="forbid", use_attribute_docstrings=True

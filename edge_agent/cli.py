@@ -235,12 +235,12 @@ def _options(args: argparse.Namespace) -> Options:
 def parser() -> argparse.ArgumentParser:
     text = "Text and chat from the terminal, drafted on this device, an HTTP server, and what drafts gain."
     made = Parser(prog=PROGRAM, description=text, epilog=epilog(EdgeSettings))
-    made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="print it and leave")
+    made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="show it and exit")
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     generate = _command(commands, "generate", _generate, "continue a text")
     generate.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads it from standard input')
     chat = _command(commands, "chat", _chat, "chat in the terminal; --message sends a single message")
-    chat.add_argument("--message", help="say this, print the answer and leave [default: ask]")
+    chat.add_argument("--message", help="send this message and exit after the answer [default: ask for messages]")
     chat.add_argument("--system", default="", help="begin with this system message [default: none]")
     serve = _command(commands, "serve", _serve, "an OpenAI-compatible HTTP server on this device", sampling=False)
     add_settings(serve.add_argument_group("serving"), EdgeSettings, _SERVING)

@@ -19,7 +19,7 @@ SYSTEM_CA = Path("system")
 
 
 class EdgeSettings(BaseSettings):
-    """Configures one client. The text below each field is the one in `--help` and docs/configuration.md."""
+    """Configures one client. The text below each field is the one in `--help` and docs/reference/settings.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_EDGE_", frozen=True, extra="forbid", use_attribute_docstrings=True

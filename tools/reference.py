@@ -1,7 +1,7 @@
-"""Write the SDK's reference, `docs/reference/sdk.md`, from the docstrings of what `edge_agent` exports.
+"""Write the pages of `docs/reference` that come from the code: settings, commands and the fields of HTTP requests.
 
-With `--check` nothing is written, and the exit status is 1 if the committed page is stale. The source is read as text:
-docstrings below fields, which Python forgets, are on the page, too.
+With `--check` nothing is written, and the exit status is 1 if a committed page is stale. The reference of the SDK is
+made by mkdocstrings when the site is built (`tools/docstrings.py`).
 """
 
 from __future__ import annotations
@@ -9,215 +9,219 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
-import re
+import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, is_typeddict
 
-import edge_agent
-from edge_agent.sdk.types import Options
-from outrider.core import errors
-from outrider.core.errors import OutriderError
-from outrider.core.protocol.messages import TokenLogprobs
-from outrider.core.sampling import SamplingParams
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference" / "sdk.md"
-HEAD = """\
-# SDK reference
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.distill import cli as distill
+from cloud_verifier.distill.config import DistillConfig
+from coordinator.cli import arguments as operator
+from coordinator.config import CoordinatorConfig
+from edge_agent import cli as edge
+from edge_agent.config import EdgeSettings
+from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
+from edge_agent.http.responses_api.request import ResponseRequest
+from outrider.settings import choices_of, default_of, flag_of, metavar_of, table_of, variable_of
 
-What `edge_agent` exports, from its docstrings: `make reference` writes this page, `make lint` fails where it is stale.
-[sdk.md](../sdk.md) is the guide.
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+MODELS: tuple[type[BaseSettings], ...] = (CoordinatorConfig, VerifierConfig, EdgeSettings, DistillConfig)
+BODIES: Mapping[str, type[BaseModel]] = {
+    "Fields of all requests": RequestBody,
+    "POST /v1/completions": CompletionRequest,
+    "POST /v1/chat/completions": ChatCompletionRequest,
+    "POST /v1/responses": ResponseRequest,
+}
+NOTE = "<!-- Written by `make reference`; changes here are lost. -->\n"
+_CONNECTION = {"--coordinator", "--ca", "--cert", "--cert-key", "--state-dir", "--tls", "--insecure"}
+"""Flags of `outrider` that all commands which ask a coordinator have."""
+_OUTPUT = {"--output", "--json"}
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file's name, the same on every machine if XDG_CACHE_HOME is not set."""
+    return {"settings.md": _settings(), "cli.md": _commands(), "http.md": _fields_of_requests()}
+
+
+# --- settings
+
+
+def _settings() -> str:
+    head = f"""\
+# Settings
+
+{NOTE}
+[Configuration](../configuration.md) says how to give them. The word behind a flag is the kind of its value. `_ms`,
+`_s`, `_minutes`, `_days` and `_bytes` at the end of a name are its unit.
+
 """
-CLIENTS = ("AsyncClient", "Client", "CompletionStream", "BlockingStream", "SkeletonStream", "BlockingSkeleton")
-RESULTS = ("Completion", "Chunk", "Skeleton", "SkeletonPoint", "Statistics", "Usage")
-SETTINGS = ("Timeout", "ClientTls", "EdgeSettings")
-BESIDE = (Options, SamplingParams, TokenLogprobs)
-"""Types of arguments and results that `edge_agent` itself does not export."""
-_INDENT = "    "
-_ITEM = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): ")
-_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    return head + "\n".join(map(_table_of_settings, MODELS))
 
 
-def page() -> str:
-    """Return the page. Raises ValueError for an export that has no section."""
-    named = {*CLIENTS, *RESULTS, *SETTINGS}
-    failures = [name for name in edge_agent.__all__ if issubclass(getattr(edge_agent, name), OutriderError)]
-    if unplaced := set(edge_agent.__all__) - named - set(failures):
-        raise ValueError(f"{', '.join(sorted(unplaced))} of edge_agent: give each a section in tools/reference.py")
-    parts = [HEAD]
-    for title, names in (("Clients and streams", CLIENTS), ("Results", RESULTS), ("Settings", SETTINGS)):
-        parts += [f"## {title}\n", *(_class(getattr(edge_agent, name)) for name in names)]
-    parts += ["## Other types\n", *(_class(cls, f"{cls.__module__}.{cls.__name__}") for cls in BESIDE)]
-    parts += ["## Errors\n", _tree(), *(_class(getattr(edge_agent, name)) for name in failures)]
-    return "\n".join(parts)
+def _table_of_settings(cls: type[BaseSettings]) -> str:
+    head = f"## [{table_of(cls)}]\n\nVariables are `{variable_of(cls, '')}` and the name in capitals.\n\n"
+    return f"{head}| setting | default | flag | |\n|---|---|---|---|\n" + "".join(
+        _setting(cls, name) for name in cls.model_fields
+    )
 
 
-def _class(cls: type[Any], title: str = "") -> str:
-    """Return the section of a class: its docstring, its constructor, its fields and methods."""
+def _setting(cls: type[BaseSettings], name: str) -> str:
+    field = cls.model_fields[name]
+    flag = flag_of(cls, name)
+    choices = choices_of(field)
+    takes = f"{{{','.join(choices)}}}" if choices else "" if field.annotation is bool else metavar_of(name, field)
+    if field.annotation is bool:
+        flag = f"--[no-]{flag.removeprefix('--')}"
+    shown = f"`{flag} {takes}`".replace(" `", "`") if flag else "none: a secret"
+    return f"| `{name}` | {default_of(field)} | {shown} | {_cell(field.description or '')} |\n"
+
+
+# --- commands
+
+
+def _commands() -> str:
+    head = f"""\
+# Commands
+
+{NOTE}
+Each process takes its [settings](settings.md) as flags, too; they are left out here. `outrider-coordinator` and
+`outrider-verifier` have no other flags. Commands of `outrider` that print something take `-o json` or
+`--json`, too.
+
+"""
+    parts = [
+        _program(operator.parser(), _CONNECTION | _OUTPUT),
+        f"### The coordinator to ask\n\nThese flags stand before a command or behind it.\n\n{_connection()}",
+        f"### Exit codes\n\n```text\n{operator.EPILOG}\n```\n",
+        _program(edge.parser(), _flags(EdgeSettings)),
+        _program(distill.parser(), _flags(DistillConfig)),
+    ]
+    return head + "\n".join(parts)
+
+
+def _connection() -> str:
+    parser = operator.parser()
+    flags = [action for action in parser._actions if _CONNECTION & set(action.option_strings)]
+    return _table(parser, flags)
+
+
+def _flags(cls: type[BaseSettings]) -> set[str]:
+    return {flag_of(cls, name) for name in cls.model_fields} | {"--config", "--check-config"}
+
+
+def _program(parser: argparse.ArgumentParser, hidden: set[str]) -> str:
+    """Return the section of a program with all its commands, without the flags that are `hidden`."""
+    commands = "\n".join(_command(*found, hidden) for found in _leaves(parser, parser.prog, ""))
+    return f"## {parser.prog}\n\n{parser.description}\n\n{commands}"
+
+
+def _leaves(
+    parser: argparse.ArgumentParser, path: str, text: str
+) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """Yield each command that has no further ones: its words, what it does, and its parser."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield path, text, parser
+    for action in nested:
+        said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        for name, below in action.choices.items():
+            yield from _leaves(below, f"{path} {name}", said[name])
+
+
+def _command(path: str, text: str, parser: argparse.ArgumentParser, hidden: set[str]) -> str:
+    flags = [
+        action
+        for action in parser._actions
+        if not isinstance(action, argparse._HelpAction) and not hidden & set(action.option_strings)
+    ]
+    below = f"\n{_cell(parser.epilog)}\n" if parser.epilog and path.startswith("outrider ") else ""
+    return f"### {path}\n\n{text[:1].upper()}{text[1:]}.\n\n{_table(parser, flags)}{below}"
+
+
+def _table(parser: argparse.ArgumentParser, flags: Sequence[argparse.Action]) -> str:
+    rows = "".join(f"| {_invocation(action)} | {_help(parser, action)} |\n" for action in flags)
+    return f"| flag | |\n|---|---|\n{rows}" if rows else ""
+
+
+def _invocation(action: argparse.Action) -> str:
+    flags = ", ".join(action.option_strings[:1] if "--no-" in "".join(action.option_strings) else action.option_strings)
+    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+    takes = "" if action.nargs == 0 else str(action.metavar or choices or action.dest.upper())
+    return f"`{f'{flags} {takes}'.strip()}`"
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return _cell(parser._get_formatter()._expand_help(action)) if action.help else ""
+
+
+# --- HTTP
+
+
+def _fields_of_requests() -> str:
+    head = f"""\
+# HTTP requests
+
+{NOTE}
+The fields that `outrider-edge serve` reads, with their types. [HTTP server](../http.md) says what they do;
+`GET /openapi.json` has the same as a schema. Fields without a text are those of OpenAI or vLLM.
+
+"""
+    return head + "\n".join(f"## {title}\n\n{_fields(cls)}" for title, cls in BODIES.items())
+
+
+def _fields(cls: type[BaseModel]) -> str:
+    """Return the public fields of a class as a table, each with its type and the docstring below it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    if not isinstance(tree, ast.ClassDef):
-        raise TypeError(f"{cls} is not made by a class statement, so there is no text to read")
-    methods = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    parts = [f"### {title or cls.__name__}", _prose(_docstring(tree))]
-    parts += [_signature(cls, method) for method in methods if method.name == "__init__" and cls.__name__ == CLIENTS[0]]
-    parts += [_environment(cls), _all_fields(cls, tree)]
-    parts += [_method(method) for method in methods if _is_for_callers(cls, method)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    rows = ""
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True) if isinstance(tree, ast.ClassDef) else ():
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            kind = ast.unparse(_bare(node.annotation)).removesuffix(" | None")
+            kind = kind.replace(" | ", " or ").replace("JsonInteger", "int")
+            needed = ", required" if node.value is None else ""
+            rows += f"| `{node.target.id}` | `{kind}`{needed} | {_cell(str(said))} |\n"
+    return f"| field | type | |\n|---|---|---|\n{rows}"
 
 
-def _is_for_callers(cls: type[Any], method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether callers use a method; they only read results and catch errors."""
-    fills = method.returns is not None and ast.unparse(method.returns) == "None"
-    read_only = issubclass(cls, OutriderError) or (cls.__name__ in RESULTS and fills)
-    return not method.name.startswith("_") and not read_only
-
-
-def _environment(cls: type[Any]) -> str:
-    """Return how the environment names the fields of a settings class; "" for other classes."""
-    prefix = getattr(cls, "model_config", {}).get("env_prefix")
-    return f"In the environment a field is `{prefix}<NAME>`." if prefix else ""
-
-
-def _all_fields(cls: type[Any], tree: ast.ClassDef) -> str:
-    listed = list(_fields(tree))
-    if not is_typeddict(cls):
-        return "\n".join(listed)
-    return "```text\n" + "\n".join(line.removeprefix("- ").strip("`") for line in listed) + "\n```"
-
-
-def _fields(tree: ast.ClassDef) -> Iterator[str]:
-    """Yield the public fields, each with its type, its default and the docstring below it."""
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
-            continue
-        if (kind := ast.unparse(_bare(node.annotation))).startswith("ClassVar"):
-            continue
-        said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        if said or not isinstance(node.value, ast.Call) or ast.unparse(node.value.func) != "field":  # else it is inner
-            yield f"- `{node.target.id}: {kind}{_default(node.value)}`" + (f": {_joined(str(said))}" if said else "")
+class _WithoutMetadata(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Replace `Annotated[T, ...]` by T, at any depth."""
+        self.generic_visit(node)
+        if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return node.slice.elts[0]
+        return node
 
 
 def _bare(annotation: ast.expr) -> ast.expr:
-    """Return a type without the metadata of Annotated."""
-    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
-        inner = annotation.slice
-        return inner.elts[0] if isinstance(inner, ast.Tuple) else inner
-    return annotation
+    bare: ast.expr = _WithoutMetadata().visit(annotation)
+    return bare
 
 
-def _default(value: ast.expr | None) -> str:
-    """Return a default as a caller sees it, with the bounds of a pydantic field."""
-    if value is None or (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
-        return ""
-    if not isinstance(value, ast.Call) or ast.unparse(value.func) != "Field":
-        return f" = {ast.unparse(value)}"
-    given = {word.arg or "": word.value for word in value.keywords}
-    default = value.args[0] if value.args else given.get("default")
-    shown = f" = {ast.unparse(default)}" if default is not None else ""
-    bounds = [f"{words} {ast.unparse(given[name])}" for name, words in _BOUNDS.items() if name in given]
-    return shown + (f" ({', '.join(bounds)})" if bounds else "")
-
-
-def _method(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Return a heading with the signature, and the docstring."""
-    if any(ast.unparse(decorator) == "property" for decorator in node.decorator_list):
-        heading = f"`.{node.name}` -> `{ast.unparse(node.returns) if node.returns else 'None'}`"
-    else:
-        begin = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
-        heading = f"`{begin}.{node.name}({_arguments(node.args)})`"
-        heading += f" -> `{ast.unparse(node.returns)}`" if node.returns else ""
-    return f"**{heading}**\n\n{_prose(_docstring(node))}".strip()
-
-
-def _signature(cls: type[Any], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Return the signature with one argument a line and the values of constants."""
-    known = vars(sys.modules[cls.__module__])
-    arguments = [re.sub(r"\b[A-Z_]{4,}$", lambda found: repr(known[found[0]]), each) for each in _each(node.args)]
-    listed = f",\n{_INDENT}".join(arguments)
-    return f"```text\n{cls.__name__}(\n{_INDENT}{listed},\n)\n```"
-
-
-def _arguments(arguments: ast.arguments) -> str:
-    return ", ".join(_each(arguments))
-
-
-def _each(arguments: ast.arguments) -> Iterator[str]:
-    """Yield the arguments as they are written, without self and cls."""
-    bare = ast.unparse(arguments)
-    for part in _split(bare):
-        if part not in ("self", "cls"):
-            yield re.sub(r"(: .+?)=(?!=)", r"\1 = ", part)
-
-
-def _split(text: str) -> Iterator[str]:
-    """Split a text at the commas outside brackets."""
-    depth, begin = 0, 0
-    for at, letter in enumerate(text):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            yield text[begin:at].strip()
-            begin = at + 1
-    if text[begin:].strip():
-        yield text[begin:].strip()
-
-
-def _prose(docstring: str) -> str:
-    """Return a docstring as Markdown: indented lines are a program, lines that begin with a name and a colon a list."""
-    parts: list[list[str]] = [[]]
-    for line in docstring.splitlines():
-        in_program = bool(parts[-1]) and parts[-1][0].startswith(_INDENT)
-        if line.startswith(_INDENT) != in_program and line.strip():
-            parts.append([])
-        elif not line.strip() and not in_program:
-            parts.append([])
-            continue
-        parts[-1].append(line)
-    return "\n\n".join(_program(part) if part[0].startswith(_INDENT) else _items(part) for part in parts if part)
-
-
-def _program(lines: Sequence[str]) -> str:
-    return "```python\n" + textwrap.dedent("\n".join(lines)).strip("\n") + "\n```"
-
-
-def _items(lines: Sequence[str]) -> str:
-    items: list[str] = []
-    for line in lines:
-        in_list = not items or items[-1].startswith(("- ", "  "))
-        if in_list and (found := _ITEM.match(line)):
-            names = ", ".join(f"`{name}`" for name in found[1].split(", "))
-            items.append(f"- {names}: {line[found.end() :]}")
-        else:
-            items.append(f"  {line}" if items and in_list else line)
-    return "\n".join(items)
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _docstring(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    return ast.get_docstring(node) or ""
-
-
-def _tree() -> str:
-    """Return the tree of errors as their module draws it."""
-    drawn = re.search(r"^    OutriderError\n(?:    .*\n)+", errors.__doc__ or "", re.MULTILINE)
-    return f"```text\n{textwrap.dedent(drawn[0] if drawn else '')}```\n"
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the page is stale")
-    if not parser.parse_args().check:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(), encoding="utf-8")
-        return
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
-        print(f"{PAGE.relative_to(ROOT)} is stale, run `make reference`", file=sys.stderr)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is stale")
+    options = parser.parse_args()
+    os.environ.pop("XDG_CACHE_HOME", None)
+    stale = {name: text for name, text in pages().items() if text != _committed(name)}
+    if options.check and stale:
+        print(f"{', '.join(stale)} in docs/reference: stale, run `make reference`", file=sys.stderr)
         raise SystemExit(1)
+    for name, text in stale.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+def _committed(name: str) -> str:
+    page = FOLDER / name
+    return page.read_text(encoding="utf-8") if page.exists() else ""
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class GateRule(BaseModel, frozen=True, extra="forbid"):
 
 
 class DistillConfig(BaseSettings):
-    """Holds the settings of distillation. The text below each field is in `--help` and docs/configuration.md.
+    """Holds the settings of distillation. The text below each field is in `--help` and docs/reference/settings.md.
 
     A run keeps the draft and the plan of its training with which it began; all else takes effect with the next stage.
     """

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--version", action="version", version=f"outrider {__version__}", help="print it and leave")
+    made.add_argument("--version", action="version", version=f"outrider {__version__}", help="show it and exit")
     _add_connection(made.add_argument_group("connection of the commands that ask a coordinator"))
     commands = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_up(commands)
@@ -277,7 +277,7 @@ def _add_tenants(verbs: Any) -> None:
         _option(created, flag, "N", text, "the usual one", kind=_number(int, 0, MAX_LIMIT))
         _option(limited, flag, "N", text, "as it is", kind=_number(int, 0, MAX_LIMIT))
     _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
-    revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")
+    revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions, and end open ones")
     revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")
 
 

@@ -1,31 +1,19 @@
-"""Test that docs/admin.md names existing commands and codes, and all of them."""
+"""Test that docs/admin.md names all commands and exit codes; tests/docs runs its lines through the parsers."""
 
 import argparse
 import re
-import shlex
 from pathlib import Path
 
-import pytest
-
-from coordinator.cli import action_of, arguments
+from coordinator.cli import arguments
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "admin.md").read_text()
-SHOWN = re.findall(r"^\$ (outrider .*)$", TEXT, re.MULTILINE)
-LINES = re.findall(r"^(outrider (?:verifiers|sessions) .*\S)$", TEXT, re.MULTILINE)
-PIPED = [part for line in LINES for part in re.split(r"\||&&", line)]
-USED = [part.strip() for part in PIPED if part.strip().startswith("outrider ")]
-
-
-@pytest.mark.parametrize("line", [*SHOWN, *USED])
-def test_a_command_of_the_page_is_one_that_there_is(line):
-    assert callable(action_of(arguments.parse(shlex.split(line)[1:])))
 
 
 def test_every_verb_of_every_noun_is_on_the_page():
     nouns = _choices(arguments.parser())
     for noun in ("verifiers", "sessions", "tenants", "window", "releases", "config"):
-        verbs = "\\|".join(_choices(nouns[noun]))
-        assert f"| `outrider {noun} {verbs}` |" in TEXT
+        verbs = ", ".join(f"`{verb}`" for verb in _choices(nouns[noun]))
+        assert f"| `outrider {noun}` | {verbs} |" in TEXT
     assert all(f"outrider {alone}" in TEXT for alone in ("status", "top"))
 
 

@@ -83,7 +83,7 @@ def test_a_wrong_value_is_refused_by_name(helm: Any, wrong: Object, named: str) 
         loaded.validate_schema(wrong)
 
 
-PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 
 @pytest.mark.parametrize("text", re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

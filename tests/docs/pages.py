@@ -6,15 +6,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = tuple(
-    path.relative_to(ROOT).as_posix()
-    for path in (
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "models" / "README.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-    )
+SITE = tuple(
+    path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if not path.is_symlink()
 )
+"""The pages of the site; docs/architecture.md is a link to ARCHITECTURE.md."""
+TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "ROADMAP.md", "models/README.md")
+PAGES = (*TOP, *SITE)
 _BLOCK = re.compile(r"^( *)(`{3,})(\w*)\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
 
 

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, prose, text_of
+from pages import PAGES, ROOT, SITE, prose, text_of
 
 ALL = (*PAGES, "ARCHITECTURE.md", "CHANGELOG.md")
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."}
 MADE = {"docker/.env"}
 """Files that a reader makes."""
+CODE = ("outrider", "edge_agent", "cloud_verifier", "coordinator", "benchmarks", "tools", "proto", "docker")
+NAMING = {".py", ".proto", ".lua", ".yaml", ".yml"}
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 
@@ -47,6 +49,20 @@ def _named_elsewhere(path: str) -> bool:
     return any(ROOT.glob(f"*/{path}"))
 
 
-def test_every_page_of_the_docs_can_be_found_from_the_readme() -> None:
-    linked = {link.partition("#")[0] for link in _LINK.findall(text_of("README.md"))}
-    assert {page for page in PAGES if page.startswith("docs/")} - linked == set()
+def test_the_navigation_of_the_site_has_every_page_once() -> None:
+    listed = re.findall(r": (\S+\.md)$", text_of("mkdocs.yml"), re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in listed) == sorted([*SITE, "docs/architecture.md"])
+
+
+def test_every_alarm_has_a_section_of_the_runbook_and_leads_there() -> None:
+    rules = text_of("docker/prometheus/alerts.yml")
+    alarms = re.findall(r"- alert: (\w+)", rules)
+    assert re.findall(r"^## (Outrider\w+)", text_of("docs/runbook.md"), re.MULTILINE) == alarms
+    assert re.findall(r"runbook_url: (.+)", rules) == [f"docs/runbook.md#{alarm.lower()}" for alarm in alarms]
+
+
+def test_every_page_that_the_code_names_is_there() -> None:
+    files = [path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in NAMING]
+    named = {page for path in files for page in re.findall(r"docs/[\w./-]+\.md", path.read_text(encoding="utf-8"))}
+    assert named
+    assert {page for page in named if not (ROOT / page).exists()} == set()

@@ -1,4 +1,4 @@
-"""Test that the tables of docs/configuration.md are those of the models, and that its example is right."""
+"""Test that the generated pages of docs/reference are fresh, and that the example of docs/configuration.md is right."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from pathlib import Path
 
 from processes import PROCESSES, run
 
-from tools import settings
+from tools import reference
 
-TEXT = settings.PAGE.read_text()
+TEXT = (reference.FOLDER.parent / "configuration.md").read_text()
 [EXAMPLE] = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 SECRETS = {"OUTRIDER_COORDINATOR_ADMIN_TOKEN": "an admin token", "OUTRIDER_COORDINATOR_JOIN_TOKEN": "a join token"}
 
 
-def test_the_tables_are_those_of_the_models(monkeypatch) -> None:
+def test_the_pages_are_those_of_the_code(monkeypatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert settings.renewed(TEXT) == TEXT, "run `python -m tools.settings`"
-    for process in PROCESSES:
-        assert all(f"| `{name}` | " in TEXT for name in process.model.model_fields)
+    for name, text in reference.pages().items():
+        assert (reference.FOLDER / name).read_text() == text, "run `make reference`"
 
 
 def test_the_example_is_right(tmp_path: Path) -> None:
