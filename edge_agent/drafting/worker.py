@@ -1,7 +1,7 @@
 """Run a drafter on a thread of its own, so that drafting never makes the event loop wait.
 
-The event loop leaves its requests in an inbox, which the thread reads between two decodes; updates come back through a
-callback. llama.cpp releases the GIL while it decodes, so commits reach the client meanwhile.
+The event loop leaves requests, which the thread carries out between two decodes; updates come back through a callback.
+llama.cpp releases the GIL while it decodes, so commits reach the client meanwhile.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
@@ -28,37 +27,22 @@ Called on the worker's thread, so it must not block.
 """
 
 
-@dataclass
-class _Inbox:
-    """The requests that the thread has not read yet.
-
-    It keeps their sum, not their order, so a draft that lags behind catches up in one evaluation.
-    """
-
-    begin: tuple[DraftTask, Report] | None = None
-    end: bool = False
-    close: bool = False
-    plan: SpeculationPlan | None = None
-    tokens: tuple[int, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        return self == _Inbox()
-
-
 class DraftWorker:
     """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds."""
 
     def __init__(self, draft: Draft) -> None:
         """draft: makes the drafter, on this thread. Raises RuntimeError if no thread can start."""
         self.draft = draft
-        self._inbox = _Inbox()
-        self._inbox_changed = threading.Condition()
-        """Guards the inbox."""
-        self._drafter: Drafter | None = None
-        self._report: Report | None = None
         self.ready: Future[None] = Future()
         """Done when the drafter is built; carries the error where that failed."""
+        self._requests: list[Callable[[Drafter], None]] = []
+        """What the thread has yet to carry out, in order."""
+        self._closing = False
+        self._asked = threading.Condition()
+        """Guards the two above, and wakes the thread."""
+        self._drafter: Drafter | None = None
+        self._report: Report | None = None
+        """Where what is drafted goes; None between sessions. The thread alone changes it."""
         self._thread = threading.Thread(target=self._main, name="outrider-draft", daemon=True)
         self._thread.start()
 
@@ -70,33 +54,48 @@ class DraftWorker:
 
     def begin(self, task: DraftTask, plan: SpeculationPlan, report: Report) -> None:
         """Begin a session; whatever was drafted before is dropped."""
-        with self._inbox_changed:
-            self._inbox = _Inbox(begin=(task, report), plan=plan, close=self._inbox.close)
-            self._inbox_changed.notify()
 
-    def commit(self, tokens: Iterable[int]) -> None:
+        def begin(drafter: Drafter) -> None:
+            self._report = report
+            drafter.begin(task, plan)
+
+        self._ask(begin, instead=True)
+
+    def commit(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the session's sequence."""
-        with self._inbox_changed:
-            self._inbox.tokens += tuple(tokens)
-            self._inbox_changed.notify()
+
+        def commit(drafter: Drafter) -> None:
+            if self._report is not None:  # the draft may have given up
+                drafter.advance(tokens)
+
+        self._ask(commit)
 
     def replan(self, plan: SpeculationPlan) -> None:
-        with self._inbox_changed:
-            self._inbox.plan = plan
-            self._inbox_changed.notify()
+        self._ask(lambda drafter: drafter.replan(plan))
 
     def end(self) -> None:
         """End the session; once the thread has read this, its text is dropped and nothing is reported."""
-        with self._inbox_changed:
-            self._inbox = _Inbox(end=True, close=self._inbox.close)
-            self._inbox_changed.notify()
+
+        def end(drafter: Drafter) -> None:
+            self._report = None
+            drafter.end()
+
+        self._ask(end, instead=True)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread and free its context. Blocks for at most one decode."""
-        with self._inbox_changed:
-            self._inbox.close = True
-            self._inbox_changed.notify()
+        with self._asked:
+            self._closing = True
+            self._asked.notify()
         self._thread.join(timeout_s)
+
+    def _ask(self, request: Callable[[Drafter], None], *, instead: bool = False) -> None:
+        """Leave a request for the thread. instead: of those that it has not read, which are of an earlier session."""
+        with self._asked:
+            if instead:
+                self._requests.clear()
+            self._requests.append(request)
+            self._asked.notify()
 
     # --- on the worker's thread
 
@@ -115,52 +114,31 @@ class DraftWorker:
                 self._report = self._drafter = None  # they hold the session's text
 
     def _run(self, drafter: Drafter) -> None:
-        rests = True
-        while not (inbox := self._next_requests(wait=rests)).close:
+        """Carry out requests as they come, and draft while a session has something left to draft."""
+        drafts = False
+        while True:
+            with self._asked:
+                while not (drafts or self._requests or self._closing):
+                    self._asked.wait()
+                requests, self._requests = self._requests, []
+            if self._closing:
+                return
             try:
-                self._serve(drafter, inbox)
-                rests = self._report is None or not self._draft(drafter)
+                for request in requests:
+                    request(drafter)
+                if requests and self._report is not None:
+                    self._send(drafter.harvest(moved=True))  # surviving nodes go out before the next decode
+                drafts = self._report is not None and drafter.step()
+                if self._report is not None:
+                    self._send(drafter.harvest(moved=drafts))
             except Exception as error:
                 # Whatever breaks in the draft, the session goes on without it. A text that is too long may be common.
                 level = logging.INFO if isinstance(error, BadRequest) else logging.WARNING
                 debugs = log.isEnabledFor(logging.DEBUG)
                 log.log(level, "the draft gave up for this session: %s", error, exc_info=debugs)
-                self._send(_described(error))
-                self._report, rests = None, True
-
-    def _next_requests(self, *, wait: bool) -> _Inbox:
-        """Take all requests, after waiting for one if there is none."""
-        with self._inbox_changed:
-            if wait:
-                self._inbox_changed.wait_for(lambda: not self._inbox.empty)
-            inbox, self._inbox = self._inbox, _Inbox()
-            return inbox
-
-    def _serve(self, drafter: Drafter, inbox: _Inbox) -> None:
-        if inbox.end:
-            self._report = None
-            drafter.end()
-        if inbox.begin is not None and inbox.plan is not None:
-            task, self._report = inbox.begin
-            drafter.begin(task, inbox.plan)
-        elif inbox.plan is not None:
-            drafter.replan(inbox.plan)
-        if self._report is None or inbox.empty:
-            return
-        if inbox.tokens:
-            drafter.advance(inbox.tokens)
-        self._send(drafter.harvest(moved=True))  # surviving nodes go out before the next decode
-
-    def _draft(self, drafter: Drafter) -> bool:
-        """Run one decode, and return whether another one may follow."""
-        moved = drafter.step()
-        self._send(drafter.harvest(moved=moved))
-        return moved
+                self._send(f"{type(error).__name__}: {error}")
+                self._report, drafts = None, False
 
     def _send(self, news: DraftUpdate | str | None) -> None:
         if news is not None and self._report is not None:
             self._report(news)
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
