@@ -32,6 +32,7 @@ from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
 from edge_agent.http.streaming import DONE, Events, drained, event, merged, streamed, unless_gone
 from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.types import Chunk
 from edge_agent.target.bundle import TargetBundle
 from outrider import __version__
 from outrider.core.errors import OutriderError, Overloaded
@@ -74,8 +75,8 @@ def _add_completions(app: FastAPI, client: AsyncClient, settings: EdgeSettings) 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
-            streams, bundle, form = await start_chat(client, body, settings)
-            return CompletionWriter(body, bundle, streams, [""] * len(streams), form)
+            streams, bundle, parsers = await start_chat(client, body, settings)
+            return CompletionWriter(body, bundle, streams, [""] * len(streams), parsers)
 
         return await unless_gone(request, _answer(body, start()))
 
@@ -179,12 +180,17 @@ def _tell_ignored(names: str) -> None:
 
 async def _events(writer: CompletionWriter, options: StreamOptions) -> Events:
     """Yield the answer's events."""
-    async with contextlib.aclosing(merged(writer.streams)) as choices:
-        async for choice, chunk in choices:
-            for content in writer.chunks(choice, chunk):
-                if options.include_usage:
-                    content["usage"] = writer.usage_so_far(choice) if options.continuous_usage_stats else None
-                yield event(content)
+
+    def write(choice: int, chunk: Chunk | None) -> list[dict[str, Any]]:
+        contents = [*writer.chunks(choice, chunk)]
+        if options.include_usage:
+            usage = writer.usage_so_far(choice) if options.continuous_usage_stats else None
+            contents = [{**content, "usage": usage} for content in contents]
+        return contents
+
+    async with contextlib.aclosing(merged(writer.streams, write)) as contents:
+        async for content in contents:
+            yield event(content)
     if options.include_usage:
         yield event(writer.usage())
     yield DONE

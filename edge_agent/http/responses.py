@@ -6,7 +6,6 @@ import codecs
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from edge_agent.http.parsing.answer import AnswerParser
@@ -21,9 +20,6 @@ from outrider.core.protocol.messages import TokenLogprobs
 REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
 """OpenAI's finish reasons, which have none for a cancelled answer: it is cut short."""
 
-PLAIN = AnswerFormat(None, None)
-_PROMPT_END = 16
-"""Tokens of the prompt's end in which reasoning may begin."""
 _FIGURES = (
     *(("tokens", 0), ("steps", 0), ("tokens_per_step", 3), ("tokens_per_s", 2), ("drafted", 0), ("evaluated", 0)),
     *(("accepted", 0), ("acceptance", 4), ("unverified", 0), ("attaches", 0)),
@@ -35,7 +31,7 @@ class CompletionWriter:
     """Writes the answer to one request: whole, or chunk by chunk.
 
     `streams` are the choices of all prompts, in order, and `prefixes` the texts before them. A chat is answered with
-    messages, another request with text. form: the form of tool calls and reasoning in a chat's answers.
+    messages, another request with text. parsers: of a chat's choices, which their streams feed.
     """
 
     def __init__(
@@ -44,7 +40,7 @@ class CompletionWriter:
         bundle: TargetBundle,
         streams: Sequence[CompletionStream],
         prefixes: Sequence[str],
-        form: AnswerFormat = PLAIN,
+        parsers: Sequence[AnswerParser] = (),
     ) -> None:
         self.chat = chat = isinstance(body, ChatCompletionRequest)
         self.streams = streams
@@ -56,11 +52,7 @@ class CompletionWriter:
         """Choices of which something was written."""
         self._written = [0] * len(streams)
         """Tokens of each choice that were written."""
-        self._messages = [
-            MessageWriter(body, form, prompt_end(stream, bundle))
-            for stream in streams
-            if isinstance(body, ChatCompletionRequest)
-        ]
+        self._messages = [MessageWriter(body, parser) for parser in parsers if isinstance(body, ChatCompletionRequest)]
         table = bundle.tokenizer.table
         silent = frozenset(bundle.description.eos_token_ids) if chat else bundle.tokenizer.special
         self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
@@ -97,12 +89,10 @@ class CompletionWriter:
             completion = self.streams[index].completion
             reason = REASONS[completion.finish_reason]
             if self.chat:
-                if delta := self._messages[index].delta("", ended=True):
-                    yield self._piece(index, delta)
                 reason = self._messages[index].reason(completion.finish_reason)
             yield self._piece(index, {} if self.chat else "", reason, outrider=about(completion))
             return
-        text: Any = self._messages[index].delta(chunk.text) if self.chat else chunk.text
+        text: Any = self._messages[index].delta() if self.chat else chunk.text
         # Half a character is no event, and neither is half a marker.
         if text or chunk.logprobs or not chunk.verified or self._body.provenance:
             outrider = self._provenance_of(index, chunk) if self._body.provenance else {}
@@ -131,7 +121,7 @@ class CompletionWriter:
         answer: dict[str, Any] = {"text": self._prefixes[index] + completion.text}
         reason = REASONS[completion.finish_reason]
         if self.chat:
-            answer = {"message": self._messages[index].message(completion.text)}
+            answer = {"message": self._messages[index].message()}
             reason = self._messages[index].reason(completion.finish_reason)
         logprobs = self._logprobs[index].write(completion.token_ids, completion.logprobs)
         if self._echoes_logprobs and logprobs is not None:
@@ -196,13 +186,6 @@ def _usage(read: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def prompt_end(stream: CompletionStream, bundle: TargetBundle) -> str:
-    """Return the text of the prompt's last tokens, which may have begun the reasoning."""
-    table = bundle.tokenizer.table
-    ids = stream.prompt_token_ids[-_PROMPT_END:]
-    return b"".join(table[token] for token in ids if token < len(table)).decode(errors="replace")
-
-
 def about(completion: Completion) -> dict[str, Any]:
     """Return what a choice's session was, and what its speculation did."""
     return {
@@ -230,22 +213,18 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
 
 
 class MessageWriter:
-    """Writes the message of one choice, whole or in deltas, with its tool calls and its reasoning.
+    """Writes the message of one choice, whole or in deltas, with its tool calls and its reasoning."""
 
-    prompt: the end of the prompt's text.
-    """
-
-    def __init__(self, chat: ChatCompletionRequest, form: AnswerFormat, prompt: str) -> None:
-        self._parser = parser_of(chat, form, prompt)
+    def __init__(self, chat: ChatCompletionRequest, parser: AnswerParser) -> None:
+        self._parser = parser
         self._reasoning = "reasoning" if chat.reasoning_format == "parsed" else "reasoning_content"
-        self._form = form
         self._calls = 0
 
-    def delta(self, text: str, *, ended: bool = False) -> dict[str, Any]:
-        """Return the delta that more text makes, empty if it makes none. ended: the text is over."""
+    def delta(self) -> dict[str, Any]:
+        """Return what was parsed since the last time; empty for nothing."""
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
-        for one in self._parser.feed(text, ended=ended):
+        for one in self._parser.taken():
             if one.kind == "content":
                 delta["content"] = delta.get("content", "") + one.text
             elif one.kind == "reasoning":
@@ -255,13 +234,13 @@ class MessageWriter:
                 call["function"]["arguments"] += one.text
                 if one.name:
                     self._calls += 1
-                    call |= {"id": call_id(self._form), "type": "function"}
+                    call |= {"id": call_id(self._parser.form), "type": "function"}
                     call["function"] = {"name": one.name, **call["function"]}
         return {**delta, "tool_calls": list(calls.values())} if calls else delta
 
-    def message(self, text: str) -> dict[str, Any]:
-        """Return the whole message that a text makes."""
-        delta = self.delta(text, ended=True)
+    def message(self) -> dict[str, Any]:
+        """Return the whole message."""
+        delta = self.delta()
         message = {"role": "assistant", "content": None if "tool_calls" in delta else "", "refusal": None, **delta}
         if "tool_calls" in delta:
             message["tool_calls"] = [
@@ -273,13 +252,6 @@ class MessageWriter:
         """Return why the message has ended: "tool_calls" where it ends by itself and its calls are whole."""
         whole = self._calls and not self._parser.unfinished and finish in ("eos", "stop")
         return "tool_calls" if whole else REASONS[finish]
-
-
-def parser_of(chat: ChatCompletionRequest, form: AnswerFormat, prompt: str) -> AnswerParser:
-    """Return a parser of a chat's answer. prompt: the end of the prompt's text."""
-    if chat.reasoning_format == "none":
-        form = replace(form, reasoning=None)
-    return AnswerParser(form, chat.parameters, prompt, chat.stops, one_call=chat.parallel_tool_calls is False)
 
 
 def call_id(form: AnswerFormat) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edge_agent.config import EdgeSettings
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.errors import ApiError, invalid_value
-from edge_agent.http.parsing.answer import ContentStops
+from edge_agent.http.parsing.answer import AnswerParser
 from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
-from edge_agent.http.responses import parser_of, prompt_end
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Options
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.detokenizer import Detokenizer
 from outrider.core.errors import BadRequest
+
+_PROMPT_END = 16
+"""Tokens of the prompt's end in which reasoning may begin."""
 
 
 async def start_texts(
@@ -34,24 +37,25 @@ async def start_texts(
 
 async def start_chat(
     client: AsyncClient, body: ChatCompletionRequest, settings: EdgeSettings
-) -> tuple[list[CompletionStream], TargetBundle, AnswerFormat]:
-    """Return a stream for each choice, the target, and the form in which it writes calls and reasoning."""
+) -> tuple[list[CompletionStream], TargetBundle, list[AnswerParser]]:
+    """Return a stream for each choice, the target, and the parsers of what the streams bring."""
     body.refuse_unsupported()
     _check_choices(body, 1, settings)
     stream = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
     bundle = await bundle_of(client, body.model)
     source = bundle.template.source if bundle.template is not None else ""
     form = AnswerFormat.of(source, settings.serve_answer_format)
-    ids, tokenizer, end = stream.prompt_token_ids, bundle.tokenizer, prompt_end(stream, bundle)
-    special = {tokenizer.table[token].decode(errors="replace"): token for token in tokenizer.special}
+    ids, table = stream.prompt_token_ids, bundle.tokenizer.table
+    end = b"".join(table[token] for token in ids[-_PROMPT_END:] if token < len(table)).decode(errors="replace")
+    special = {table[token].decode(errors="replace"): token for token in bundle.tokenizer.special}
     grammar, field = await asyncio.to_thread(chat_grammar, body, form, special, end)
     streams = await _streams(client, body, [ids], grammar, field)
-    for stream in streams:
-        parser = parser_of(body, form, end)
-        stream.read_as(
-            form.markers(special, calls=bool(body.usable_tools)), ContentStops(parser) if body.stops else None
-        )
-    return streams, bundle, form
+    markers, one_call = form.markers(special, calls=bool(body.usable_tools)), body.parallel_tool_calls is False
+    form = replace(form, reasoning=None) if body.reasoning_format == "none" else form
+    parsers = [AnswerParser(form, body.parameters, end, body.stops, one_call=one_call) for _ in streams]
+    for stream, parser in zip(streams, parsers, strict=True):
+        stream.read_as(markers, parser)
+    return streams, bundle, parsers
 
 
 async def _streams(

@@ -35,8 +35,6 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """nginx would gather events."""
 
-ChoiceChunks = AsyncGenerator[tuple[int, Chunk | None], None]
-"""(index of the choice, its next chunk, or None at its end)"""
 Events = AsyncGenerator[bytes, None]
 
 
@@ -49,46 +47,53 @@ class ClientGone(Exception):
 
 async def drained(streams: Sequence[CompletionStream]) -> list[Completion]:
     """Run all streams to their ends. The first error, and a cancellation, ends all."""
-    async with contextlib.aclosing(merged(streams)) as choices:
-        async for _ in choices:
+    async with contextlib.aclosing(merged(streams, lambda choice, chunk: ())) as running:
+        async for _ in running:
             pass
     return [stream.completion for stream in streams]
 
 
-async def merged(streams: Sequence[CompletionStream]) -> ChoiceChunks:
-    """Yield the chunks of all streams as they come. The first error ends all; so does closing this."""
+async def merged(
+    streams: Sequence[CompletionStream], write: Callable[[int, Chunk | None], Sequence[_A]]
+) -> AsyncGenerator[_A, None]:
+    """Yield what is written of the chunks of all streams, as they come. The first error ends all; so does closing this.
+
+    write: gets the index of a stream, and its next chunk, or None at its end.
+    """
     if len(streams) == 1:  # without a task and a queue on the way
         async with streams[0] as stream:
             while (chunk := await stream.next()) is not None:
-                yield 0, chunk
-            yield 0, None
+                for item in write(0, chunk):
+                    yield item
+            for item in write(0, None):
+                yield item
         return
-    queue: asyncio.Queue[tuple[int, Chunk | None] | Exception] = asyncio.Queue(maxsize=2 * len(streams))
-    tasks = [asyncio.create_task(_forward(choice, stream, queue)) for choice, stream in enumerate(streams)]
+    queue: asyncio.Queue[Sequence[_A] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+
+    async def forward(choice: int, stream: CompletionStream) -> None:
+        try:
+            async with stream:
+                while (chunk := await stream.next()) is not None:
+                    await queue.put(write(choice, chunk))
+            await queue.put(write(choice, None))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(forward(choice, stream)) for choice, stream in enumerate(streams)]
     left = len(streams)
     try:
         while left:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            left -= item[1] is None
-            yield item
+            written = await queue.get()
+            if isinstance(written, Exception):
+                raise written
+            left -= written is None
+            for item in written or ():
+                yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-async def _forward(
-    choice: int, stream: CompletionStream, queue: asyncio.Queue[tuple[int, Chunk | None] | Exception]
-) -> None:
-    try:
-        async with stream:
-            while (chunk := await stream.next()) is not None:
-                await queue.put((choice, chunk))
-        await queue.put((choice, None))
-    except Exception as error:
-        await queue.put(error)
 
 
 # --- events

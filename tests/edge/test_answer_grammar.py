@@ -13,6 +13,7 @@ from small_pair import TOKENIZER
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.parsing.answer import AnswerParser
 from edge_agent.http.parsing.formats import AnswerFormat
+from edge_agent.http.parsing.reader import Delta
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest
 from outrider.core.constraint import Grammars, grammars_of
 
@@ -178,9 +179,16 @@ def test_calls_follow_their_schemas(request: pytest.FixtureRequest, name: str, k
         assert accepts(known, grammar, json_text) is ("response_format" in wishes or (other and name not in BARE))
         assert not accepts(known, grammar, final + '{"b": 5}') or (other and name not in BARE)
         parser = AnswerParser(form, {"weather": WEATHER, "now": None})
-        told = [*parser.feed(call), *parser.end()]
+        told = read(parser, call)
         assert [delta.name for delta in told if delta.name] == ["weather"]
         assert json.loads("".join(delta.text for delta in told if delta.kind == "tool_call")) == {"city": "Köln"}
+
+
+def read(parser: AnswerParser, text: str) -> list[Delta]:
+    """Return what a whole answer says."""
+    parser.feed(text)
+    parser.flush()
+    return parser.taken()
 
 
 @pytest.mark.parametrize("kind", ["plain", "marked"])
@@ -307,7 +315,7 @@ def test_parameters_between_marks_follow_their_schema_and_are_read_as_what_they_
     text = begin + "".join(pair.format(k, v if isinstance(v, str) else json.dumps(v)) for k, v in given.items()) + end
     assert accepts(known, grammar, text) is accepted
     parser = AnswerParser(form, {"forecast": FORECAST})
-    assert json.loads("".join(delta.text for delta in (*parser.feed(text), *parser.end()))) == given
+    assert json.loads("".join(delta.text for delta in read(parser, text))) == given
 
 
 @pytest.mark.parametrize("kind", ["plain", "marked"])
@@ -427,7 +435,7 @@ def test_whatever_the_grammar_lets_a_target_write_is_read_as_a_call_by_the_schem
             written += markers[token].encode() if token in markers else grammars.tokenizer.decode_bytes([token])
         said = written.decode(errors="replace")
         parser = AnswerParser(form, {"f": SHORT})
-        deltas = [*parser.feed(said), *parser.end()]
+        deltas = read(parser, said)
         assert {delta.kind for delta in deltas} == {"tool_call"} and not parser.unfinished, said
         arguments = json.loads("".join(delta.text for delta in deltas))
         assert {"city", "kind"} <= arguments.keys() and arguments["kind"] in ("now", "later"), said

@@ -59,8 +59,10 @@ def parsed(
                 runs.append((delta.kind, delta.index, delta.name, delta.text))
 
     for piece in pieces:
-        add(parser.feed(piece))
-    add(parser.end())
+        assert parser.feed(piece) == piece
+        add(parser.taken())
+    assert parser.flush() == ""
+    add(parser.taken())
     return runs, parser.unfinished
 
 
@@ -256,17 +258,23 @@ def test_a_stop_is_looked_for_in_the_content_alone(stop: str) -> None:
 
 def test_text_is_passed_on_at_once_unless_it_may_begin_a_marker() -> None:
     parser = AnswerParser(AnswerFormat("hermes", THINK), dict.fromkeys(TOOLS))
-    assert parser.feed("Hello <") == [Delta("content", "Hello ")]
-    assert parser.feed("b> <tool") == [Delta("content", "<b> ")]
-    assert parser.feed("s> x") == [Delta("content", "<tools> x")]
-    assert parser.feed('<tool_call>{"name": "add", "arguments": {"a') == [Delta("tool_call", '{"a', 0, "add")]
-    assert parser.feed('": 1') == [Delta("tool_call", '": 1', 0)]
-    assert parser.feed("}}</tool_call>") == [Delta("tool_call", "}", 0)]
-    assert parser.end() == []
+
+    def read(text: str) -> list[Delta]:
+        parser.feed(text)
+        return parser.taken()
+
+    assert read("Hello <") == [Delta("content", "Hello ")]
+    assert read("b> <tool") == [Delta("content", "<b> ")]
+    assert read("s> x") == [Delta("content", "<tools> x")]
+    assert read('<tool_call>{"name": "add", "arguments": {"a') == [Delta("tool_call", '{"a', 0, "add")]
+    assert read('": 1') == [Delta("tool_call", '": 1', 0)]
+    assert read("}}</tool_call>") == [Delta("tool_call", "}", 0)]
+    parser.flush()
+    assert parser.taken() == []
     parser = AnswerParser(AnswerFormat("json", None), dict.fromkeys(TOOLS))
-    assert parser.feed('{"name": "add"') == []
-    assert parser.feed(', "a') == []
-    assert parser.feed("b") == [Delta("content", '{"name": "add", "ab')]
+    assert read('{"name": "add"') == []
+    assert read(', "a') == []
+    assert read("b") == [Delta("content", '{"name": "add", "ab')]
 
 
 PARTS = [

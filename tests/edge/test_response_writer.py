@@ -15,6 +15,7 @@ from response_events import checked
 from saying import CALL, TEXT
 from scripted import tokenizer_json
 
+from edge_agent.http.parsing.answer import AnswerParser
 from edge_agent.http.parsing.formats import AnswerFormat, ToolFormat
 from edge_agent.http.responses_api.request import ResponseRequest
 from edge_agent.http.responses_api.routes import ResponseStore
@@ -60,10 +61,14 @@ def written(
 ) -> list[dict[str, Any]]:
     """Return the events of an answer that comes in these pieces."""
     body = ResponseRequest.model_validate({"input": "x", "tools": TOOLS, **more})
-    writer = ResponseWriter(body, body.chat(), BUNDLE, AnswerFormat(form, THINK), "")
+    parser = AnswerParser(AnswerFormat(form, THINK), body.chat().parameters)
+    writer = ResponseWriter(body, body.chat(), BUNDLE, parser)
     events, pieces = list(writer.begin()), list(pieces)
     for piece in pieces:
-        events += writer.feed(piece)
+        parser.feed(piece)
+        events += writer.grow()
+    parser.flush()
+    events += writer.grow()
     ended = completion("".join(pieces), finish)
     events += writer.finish(ended)
     return [*events, writer.last(writer.response(status_of(ended), ended))]

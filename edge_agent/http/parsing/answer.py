@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edge_agent.http.parsing.formats import (
@@ -43,14 +44,14 @@ _SAID = {"True": "true", "False": "false", "None": "null"}
 """Values as Python writes them, and so do some chat templates."""
 
 
-class AnswerParser:
+class AnswerParser(StopScanner):
     """Turns one answer's text, in pieces, into deltas; what the deltas say does not depend on the pieces.
 
     Text waits only while it may be the beginning of a marker, of a stop, or of a call whose name and arguments have not
     both begun. What has not become a call by then is content, markers included; white space after a marker is dropped.
+    To the stream of the answer it is what finds stops, but in the content alone, and it passes on all text.
     functions: those that may be called; without any, calls are content. prompt: the end of the prompt, which may have
-    begun the reasoning. stops: texts that end the answer where the content has one of them. one_call: further calls are
-    left out.
+    begun the reasoning. one_call: further calls are left out.
     """
 
     def __init__(
@@ -62,55 +63,54 @@ class AnswerParser:
         *,
         one_call: bool = False,
     ) -> None:
+        super().__init__(stops)
+        self.form = form
         self._reader = TextReader()
         self._reading = _answer(self._reader, form, functions or {}, prompt)
-        self._stops = StopScanner(stops)
         self._most_calls = 1 if one_call else math.inf
         self._calls = 0
+        self._deltas: list[Delta] = []
 
     @property
     def unfinished(self) -> bool:
         """Whether the last tool call lacks its end."""
         return self._reader.unfinished and self._calls <= self._most_calls
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the content has had a stop. Nothing comes after it."""
-        return self._stops.hit
+    def taken(self) -> list[Delta]:
+        """Return what has become certain since the last time. Nothing comes after a stop."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
-    def end(self) -> list[Delta]:
-        """Return what was waiting for more text."""
-        return self.feed("", ended=True)
+    def feed(self, text: str) -> str:
+        """Read more text, and return it."""
+        self._read(text)
+        return text
 
-    def feed(self, text: str, *, ended: bool = False) -> list[Delta]:
-        """Return what is certain now. ended: no more text will come."""
+    def flush(self) -> str:
+        """Read what waits for more text, since none will come; there is no text to return."""
+        self._read("", ended=True)
+        self._add(Delta("content", super().flush()))
+        return ""
+
+    def _read(self, text: str, *, ended: bool = False) -> None:
         self._reader.add(text, ended=ended)
         next(self._reading, None)
-        deltas: list[Delta] = []
         for delta in self._reader.taken():
-            if self.stopped:
+            if self.hit:
                 break
             self._calls += bool(delta.name)
             if delta.kind == "content":
-                deltas.append(Delta("content", self._stops.feed(delta.text)))
+                self._add(Delta("content", super().feed(delta.text)))
             elif delta.kind == "reasoning" or self._calls <= self._most_calls:
-                deltas += [Delta("content", self._stops.flush()), delta]
-        if ended:
-            deltas.append(Delta("content", self._stops.flush()))
-        return [delta for delta in deltas if delta.text or delta.name]
+                self._add(Delta("content", super().flush()))
+                self._add(delta)
 
-
-class ContentStops(StopScanner):
-    """Finds stops in the content of an answer alone, not in its reasoning or calls, and passes all text on."""
-
-    def __init__(self, parser: AnswerParser) -> None:
-        super().__init__(())
-        self._parser = parser
-
-    def feed(self, text: str) -> str:
-        self._parser.feed(text)
-        self.hit = self._parser.stopped
-        return text
+    def _add(self, delta: Delta) -> None:
+        last = self._deltas[-1] if self._deltas else None
+        if last is not None and last.kind == delta.kind and not delta.name:
+            self._deltas[-1] = replace(last, text=last.text + delta.text)
+        elif delta.text or delta.name:
+            self._deltas.append(delta)
 
 
 def _answer(r: TextReader, form: AnswerFormat, functions: Functions, prompt: str) -> Reading[None]:

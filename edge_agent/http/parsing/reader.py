@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from edge_agent.target.detokenizer import overlap
@@ -73,10 +73,7 @@ class TextReader:
 
     def emit(self, kind: Kind, text: str) -> None:
         """Append text to the answer; for a tool call, to the arguments of the last one."""
-        last = self._deltas[-1] if self._deltas else None
-        if last is not None and last.kind == kind:
-            self._deltas[-1] = replace(last, text=last.text + text)
-        elif text:
+        if text:
             self._deltas.append(Delta(kind, text, max(0, self._calls - 1) if kind == "tool_call" else 0))
 
     def begin_call(self, name: str) -> None:

@@ -17,13 +17,13 @@ from starlette.responses import Response
 
 from edge_agent.config import EdgeSettings
 from edge_agent.http.errors import ApiError, api_error, invalid_value, json_response, unsupported
-from edge_agent.http.responses import prompt_end
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
 from edge_agent.http.starting import start_chat
 from edge_agent.http.streaming import Events, drained, event, merged, streamed, unless_gone
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
+from edge_agent.sdk.types import Chunk
 from outrider.core.errors import OutriderError
 
 MAX_STORED = 1000
@@ -81,8 +81,8 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
     context = _context(body, store)
     body.input = [_referred(f"input[{i}]", item, store) for i, item in enumerate(body.input)]
     chat = body.chat(context)
-    (stream,), bundle, form = await start_chat(client, chat, settings)
-    writer = ResponseWriter(body, chat, bundle, form, prompt_end(stream, bundle))
+    (stream,), bundle, (parser,) = await start_chat(client, chat, settings)
+    writer = ResponseWriter(body, chat, bundle, parser)
 
     def ended() -> dict[str, Any]:
         """Return the response, which has ended, and keep it where the request allows that."""
@@ -97,7 +97,7 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
 
     if not body.stream:
         (completion,) = await drained([stream])
-        for _ in (*writer.feed(completion.text), *writer.finish(completion)):
+        for _ in (*writer.grow(), *writer.finish(completion)):
             pass
         return json_response(ended())
 
@@ -110,12 +110,13 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
 
 async def _events(stream: CompletionStream, writer: ResponseWriter, ended: Callable[[], dict[str, Any]]) -> Events:
     """Yield the response's events."""
-    async with contextlib.aclosing(merged([stream])) as chunks:
-        async for _, chunk in chunks:
-            for one in writer.begin():
-                yield _event(one)
-            for one in writer.finish(stream.completion) if chunk is None else writer.feed(chunk.text):
-                yield _event(one)
+
+    def write(_: int, chunk: Chunk | None) -> list[dict[str, Any]]:
+        return [*writer.begin(), *(writer.finish(stream.completion) if chunk is None else writer.grow())]
+
+    async with contextlib.aclosing(merged([stream], write)) as events:
+        async for one in events:
+            yield _event(one)
     yield _event(writer.last(ended()))
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edge_agent.http.errors import ApiError
+from edge_agent.http.parsing.answer import AnswerParser
 from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.parsing.reader import Delta, Kind
 from edge_agent.http.requests import ChatCompletionRequest
-from edge_agent.http.responses import about, call_id, parser_of
+from edge_agent.http.responses import about, call_id
 from edge_agent.http.responses_api.request import ResponseRequest
 from edge_agent.sdk.types import Completion
 from edge_agent.target.bundle import TargetBundle
@@ -66,13 +67,13 @@ class OutputItem:
 
 
 class ResponseWriter:
-    """Writes one response from its answer's text, which comes in pieces; the items do not depend on the pieces.
+    """Writes one response from what its answer's parser reads piece by piece; the items do not depend on the pieces.
 
-    An item ends where another kind of text begins. Events are numbered from 0 on. prompt: the end of the prompt's text.
+    An item ends where another kind of text begins. Events are numbered from 0 on.
     """
 
     def __init__(
-        self, body: ResponseRequest, chat: ChatCompletionRequest, bundle: TargetBundle, form: AnswerFormat, prompt: str
+        self, body: ResponseRequest, chat: ChatCompletionRequest, bundle: TargetBundle, parser: AnswerParser
     ) -> None:
         self.output: list[dict[str, Any]] = []
         """The items that have ended."""
@@ -81,8 +82,7 @@ class ResponseWriter:
         self._body = body
         self._chat = chat
         self._bundle = bundle
-        self._form = form
-        self._parser = parser_of(chat, form, prompt)
+        self._parser = parser
         self._reasoning: list[str] = []
         self._head = {"id": f"resp_{secrets.token_hex(24)}", "object": "response", "created_at": int(time.time())}
         self._sequence = 0
@@ -94,15 +94,13 @@ class ResponseWriter:
         yield self._event("response.created", response=self.response("in_progress"))
         yield self._event("response.in_progress", response=self.response("in_progress"))
 
-    def feed(self, text: str) -> Iterator[Event]:
-        """Yield the events that more text makes."""
-        for delta in self._parser.feed(text):
+    def grow(self) -> Iterator[Event]:
+        """Yield the events of what was parsed since the last time."""
+        for delta in self._parser.taken():
             yield from self._add(delta)
 
     def finish(self, completion: Completion) -> Iterator[Event]:
         """Yield the events that end the items. An answer without text and calls gets an empty message."""
-        for delta in self._parser.end():
-            yield from self._add(delta)
         whole = status_of(completion) == "completed"
         if self._item is None or (whole and self._item.kind == "reasoning"):
             yield from self._add(Delta("content", ""))
@@ -158,7 +156,7 @@ class ResponseWriter:
         """Yield the events of one delta."""
         if self._item is None or self._item.kind != delta.kind or delta.name:
             yield from self._end_item("completed")
-            yield from self._begin_item(OutputItem(delta, self._form, self._body.named(delta.name)))
+            yield from self._begin_item(OutputItem(delta, self._parser.form, self._body.named(delta.name)))
         if delta.text and self._item is not None:
             self._item.pieces.append(delta.text)
             if delta.kind == "reasoning":
