@@ -7,8 +7,8 @@ session attaches with all tokens that it has received, so an attach can neither 
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from edge_agent.session.channels import VerifierSilent
 from outrider.core import errors
@@ -23,24 +23,16 @@ FIRST_CONTACT_S = 3.5
 """Time for which a single verifier is looked for: its address is more likely wrong than the verifier restarting."""
 
 
-class NextAttach(enum.Enum):
-    """Says at which verifier another attach may help after an error."""
-
-    SAME = "at the same verifier"
-    OTHER = "at another verifier"
-    NONE = "at no verifier"
-
-
-def next_attach(error: OutriderError) -> NextAttach:
-    """Return where another attach may help after this error."""
+def next_attach(error: OutriderError) -> Literal["here", "elsewhere", "nowhere"]:
+    """Return at which verifier another attach may help after this error."""
     match error:
         case VerifierSilent() | errors.Draining() | errors.Overloaded() | errors.InternalError():
-            return NextAttach.OTHER
+            return "elsewhere"
         case errors.Unauthenticated() | errors.PermissionDenied():
-            return NextAttach.OTHER  # the ticket has expired, or another verifier has the address now
+            return "elsewhere"  # the ticket has expired, or another verifier has the address now
         case errors.Unavailable() | errors.Fenced():
-            return NextAttach.SAME
-    return NextAttach.NONE
+            return "here"
+    return "nowhere"
 
 
 Resume = Callable[[pb.ResumeSessionRequest], Awaitable[pb.OpenSessionResponse]]
@@ -110,12 +102,12 @@ class Route:
         refused = isinstance(error, errors.Unauthenticated | errors.PermissionDenied)
         self._refusals += refused
         # Without a coordinator nobody gives another ticket, and where new ones are refused, too, none will do.
-        if where is NextAttach.NONE or self._refusals > (MAX_REFUSALS if self._is_placed else 0):
+        if where == "nowhere" or self._refusals > (MAX_REFUSALS if self._is_placed else 0):
             raise error
         self._backoff.failed(error)
         self._attempts += 1
         self._pause_s = error.retry_after_s
-        if self._grants and (where is NextAttach.OTHER or self._attempts > 1):
+        if self._grants and (where == "elsewhere" or self._attempts > 1):
             failed = self._grants.pop(0)
             self._attempts = 0
             if failed.verifier_id not in self._failed_ids:

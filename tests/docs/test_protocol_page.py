@@ -12,7 +12,7 @@ from cloud_verifier.front import session_stream
 from cloud_verifier.front.service import OPEN_TIMEOUT_S
 from cloud_verifier.front.session_stream import BURST, MESSAGES_PER_S
 from edge_agent.sdk.sessions import RESUME_BUDGET_S
-from edge_agent.session.failover import NextAttach, next_attach
+from edge_agent.session.failover import next_attach
 from edge_agent.session.stream import SILENCE_S
 from outrider.core.errors import ANSWERS, OutriderError
 from outrider.core.protocol import messages
@@ -21,7 +21,6 @@ from outrider.wire import channels, checks
 
 TEXT = text_of("docs/protocol.md")
 ROWS = dict(re.findall(r"^\| `?([^|]+?)`? \| ([^|]+) \|", TEXT, re.MULTILINE))
-WHERE = {NextAttach.SAME: "here", NextAttach.OTHER: "elsewhere", NextAttach.NONE: "nowhere"}
 DOCUMENTED = {
     error: (status, next_)
     for error, status, next_ in re.findall(r"^\| `(\w+)` \| ([A-Z_]+) \| (\w+)", TEXT, re.MULTILINE)
@@ -30,7 +29,7 @@ DOCUMENTED = {
 
 def test_every_error_is_documented_with_its_status_and_what_a_device_does_next():
     named = {cls for cls in ANSWERS if cls is not OutriderError}
-    assert {cls.__name__: (ANSWERS[cls].grpc, WHERE[next_attach(cls("..."))]) for cls in named} == DOCUMENTED
+    assert {cls.__name__: (ANSWERS[cls].grpc, next_attach(cls("..."))) for cls in named} == DOCUMENTED
 
 
 @pytest.mark.parametrize(
