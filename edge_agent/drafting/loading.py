@@ -144,7 +144,7 @@ def ngram_draft(missing: str = "") -> Draft:
 
 
 async def load(
-    path: Path | Sequence[Path], name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str = ""
+    path: Path | Sequence[Path], name: str, digest: str = "", *, target_table: Sequence[bytes], options: DraftOptions
 ) -> Draft:
     """Load a GGUF file, or several, and compare their vocabularies with the target's.
 

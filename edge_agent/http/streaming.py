@@ -47,7 +47,11 @@ class ClientGone(Exception):
 
 async def drained(streams: Sequence[CompletionStream]) -> list[Completion]:
     """Run all streams to their ends. The first error, and a cancellation, ends all."""
-    async with contextlib.aclosing(merged(streams, lambda choice, chunk: ())) as running:
+
+    def unwritten(choice: int, chunk: Chunk | None) -> Sequence[None]:
+        return ()
+
+    async with contextlib.aclosing(merged(streams, unwritten)) as running:
         async for _ in running:
             pass
     return [stream.completion for stream in streams]

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,8 +49,8 @@ _FINAL: frozenset[RefusalKind] = frozenset({"unusable", "vocabulary"})
 
 Ask = Callable[[pb.OfferReleaseRequest], Awaitable[pb.OfferReleaseResponse]]
 """Asks the coordinator what it offers. Raises core errors."""
-LoadDraft = Callable[[Path, str, str], Awaitable[Draft]]
-"""(file, displayed name, digest) -> draft. Raises VocabularyMismatch if the target's is another."""
+LoadDraft = Callable[[Path | Sequence[Path], str, str], Awaitable[Draft]]
+"""(file or files, displayed name, digest or "") -> draft. Raises VocabularyMismatch if the target's is another."""
 
 
 class Follower:

@@ -13,14 +13,13 @@ from typing import Any, Self, Unpack
 from pydantic import SecretStr
 
 from edge_agent.config import SYSTEM_CA, EdgeSettings
-from edge_agent.drafting.loading import DraftOptions
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.follower import Follower
 from edge_agent.releases.state import FOLDER
 from edge_agent.sdk.generation import CompletionStream, Deadline, ItemStream
 from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables
-from edge_agent.sdk.sessions import BackgroundTasks, Sessions
-from edge_agent.sdk.skeleton import SkeletonPlan, SkeletonStream
+from edge_agent.sdk.sessions import Sessions
+from edge_agent.sdk.skeleton import SkeletonStream, begun
 from edge_agent.sdk.types import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,
@@ -126,9 +125,8 @@ class AsyncClient:
         self._settings = settings
         self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
-        self._tasks = BackgroundTasks()
         self._drafts = DraftPool(settings.draft_workers)
-        self._sessions = Sessions(settings, self._drafts, self._tasks, tls, reroute)
+        self._sessions = Sessions(settings, self._drafts, tls, reroute)
         self.metrics = self._sessions.metrics
         self.updates: Follower | None = None
         """Keeps the draft up to date; None without trusted publishers or a coordinator, or for a draft chosen here."""
@@ -152,13 +150,8 @@ class AsyncClient:
 
         Requests that hold a slot end as cancelled; those that wait for one, and later ones, raise BadRequest.
         """
-        self._tasks.closed = True
-        self._sessions.cancel()
-        if self.updates is not None:
-            await self.updates.close()
-        await self._tasks.end([stream.aclose() for stream in self._streams])
+        await self._sessions.close([stream.aclose() for stream in self._streams])
         self._bundle = None
-        await self._sessions.close()
 
     # --- requests
 
@@ -225,14 +218,11 @@ class AsyncClient:
     ) -> SkeletonStream:
         """Return the points of `skeleton` as they finish. Raises ModelRefused for a target without a chat template."""
         given, variables = check_messages(messages), check_variables(template)
-        merged: Options = {**self._defaults, **options}
-        plan = SkeletonPlan(given, merged, points, parallel)
 
         def begin(turns: Sequence[Message], chosen: Options, left: Deadline) -> Awaitable[CompletionStream]:
             return self._started_chat(turns, variables, chosen, left)
 
-        outline = await begin(plan.outline_messages, plan.outline_options, plan.deadline)
-        stream = SkeletonStream(plan, outline, begin)
+        stream = await begun(begin, given, {**self._defaults, **options}, points, parallel)
         self._streams.add(stream)
         return stream
 
@@ -280,7 +270,7 @@ class AsyncClient:
 
         Raises what a request would raise now: Unavailable if either cannot be reached, Overloaded for a full cluster.
         """
-        self._tasks.check_open()
+        self._sessions.check_open()
         async with self._sessions.artifacts(patient=False) as source:
             await source.describe()
 
@@ -308,12 +298,12 @@ class AsyncClient:
 
     async def _loaded(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         """Return the bundle; starts `load` unless it is there or loading is under way. Raises what loading raises."""
-        self._tasks.check_open()
+        self._sessions.check_open()
         bundle = self._bundle
         if bundle is None:
             if self._loading is None or self._loading.done():
-                self._loading = self._tasks.begin(self._keep(load))
-            bundle = await self._tasks.result_of(self._loading)
+                self._loading = self._sessions.begin(self._keep(load))
+            bundle = await self._sessions.result_of(self._loading)
         return dataclasses.replace(bundle, draft=self._drafts.draft)
 
     async def _keep(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
@@ -334,9 +324,7 @@ class AsyncClient:
         return bundle
 
     async def _load(self, description: pb.DescribeResponse, fetch: Fetch) -> TargetBundle:
-        settings = self._settings
-        options = DraftOptions(settings.draft_workers, settings.draft_cpus, description.max_sequence)
-        loader = BundleLoader(description, fetch, self._artifacts, options, bool(settings.release_keys))
+        loader = BundleLoader(description, fetch, self._artifacts, self._settings)
         return await loader.load(self._draft, self.updates.begin if self.updates is not None else None)
 
 

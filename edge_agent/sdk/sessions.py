@@ -1,4 +1,4 @@
-"""Open sessions at verifiers for the requests of one client, each with a lease of its draft, and end its tasks."""
+"""Open sessions at verifiers for the requests of one client, each with a lease of its draft."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -48,56 +48,6 @@ DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
 
-class BackgroundTasks:
-    """The tasks of one client, and whether it is closed."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._background: set[asyncio.Future[Any]] = set()
-        self._waiting: set[asyncio.Task[Any]] = set()
-        """Work that closing cancels: placing sessions, and fetching and loading the target's artifacts."""
-
-    def check_open(self) -> None:
-        if self.closed:
-            raise BadRequest("the client is closed; make another one")
-
-    def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
-        """Start work that goes on until it ends or the client is closed."""
-        task = asyncio.create_task(work)
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
-        return task
-
-    async def result_of(self, task: asyncio.Task[_A]) -> _A:
-        """Wait for what `begin` returned, which goes on if the caller is cancelled.
-
-        Raises BadRequest if closing the client has ended it.
-        """
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or not caller.cancelling():
-                self.check_open()
-            raise
-
-    def keep(self, task: asyncio.Future[Any]) -> None:
-        """Let a task outlive its request; closing waits for it for a while."""
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def in_background(self, work: Awaitable[None]) -> None:
-        """Start work whose result is not awaited; its core errors are logged."""
-        self.keep(asyncio.ensure_future(_quietly(work)))
-
-    async def end(self, streams: Collection[Awaitable[None]]) -> None:
-        """Cancel what waits; let streams, then the background, come to their end."""
-        for waiting in self._waiting:
-            waiting.cancel()
-        await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
-        await _ended(self._background)
-
-
 async def _quietly(work: Awaitable[None]) -> None:
     try:
         await work
@@ -117,32 +67,55 @@ class Sessions:
     """Places sessions at a cluster, or attaches them to its one verifier, and drives them.
 
     settings: have the address of either. reroute: a verifier's address -> the one to dial instead.
-    Raises core errors, and BadRequest once `tasks` are closed.
+    Raises core errors, and BadRequest once it is closed.
     """
 
     def __init__(
-        self,
-        settings: EdgeSettings,
-        drafts: DraftPool,
-        tasks: BackgroundTasks,
-        tls: ClientTls | None,
-        reroute: Mapping[str, str] | None,
+        self, settings: EdgeSettings, drafts: DraftPool, tls: ClientTls | None, reroute: Mapping[str, str] | None
     ) -> None:
         self.settings = settings
         self.metrics = EdgeMetrics()
         self.drafts = drafts
         self.updates: Follower | None = None
         """Is told of the serial number of the cluster's draft releases whenever it is mentioned."""
-        self._tasks = tasks
+        self._closed = False
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """Work that closing cancels: placing sessions, and fetching and loading the target's artifacts."""
+        self._background: set[asyncio.Future[Any]] = set()
+        """Ends of sessions, which outlive their requests; closing waits for them for a while."""
         self._channels = Channels(tls, insecure=settings.insecure, reroute=reroute)
         self._tls = tls is not None
         self.coordinator = CoordinatorClient(
-            self._channels, settings.coordinator, tasks.in_background, tls=self._tls, api_key=settings.api_key
+            self._channels, settings.coordinator, self._in_background, tls=self._tls, api_key=settings.api_key
         )
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self.open_budget_s, self.resume_budget_s = OPEN_BUDGET_S, RESUME_BUDGET_S
         self._drivers: set[SessionDriver] = set()
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise BadRequest("the client is closed; make another one")
+
+    def begin(self, work: Coroutine[Any, Any, _A]) -> asyncio.Task[_A]:
+        """Start work that goes on until it ends or this is closed."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return task
+
+    async def result_of(self, task: asyncio.Task[_A]) -> _A:
+        """Wait for what `begin` returned, which goes on if the caller is cancelled.
+
+        Raises BadRequest if closing has ended it.
+        """
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or not caller.cancelling():
+                self.check_open()
+            raise
 
     @contextlib.asynccontextmanager
     async def slot(self, statistics: Statistics, finish: Callable[[], str]) -> AsyncIterator[None]:
@@ -157,7 +130,7 @@ class Sessions:
     ) -> AsyncIterator[AsyncGenerator[Delivery, None]]:
         """Place the session, lease a draft and drive it while the body runs; yields what verifiers commit."""
         async with contextlib.AsyncExitStack() as stack:
-            self._tasks.check_open()
+            self.check_open()
             announced = self.drafts.draft if request.speculation else None
             release = announced.release if announced is not None else ""
             budget_s = min(self.resume_budget_s, OFFLINE_AFTER_S if request.offline == "draft_only" else math.inf)
@@ -174,7 +147,7 @@ class Sessions:
             draft = await stack.enter_async_context(self.drafts.session(session))
             draft.grammar = bundle.grammar(request.grammar)
             draft.vocabulary_size = bundle.description.vocabulary_size
-            self._tasks.check_open()
+            self.check_open()
             driver = SessionDriver(
                 session,
                 draft,
@@ -186,8 +159,7 @@ class Sessions:
                 on_release_notice=self._notice,
             )
             self._drivers.add(driver)
-            stack.callback(self._drivers.discard, driver)
-            stack.callback(self._keep_winding_down, driver)
+            stack.callback(self._ended, driver)
             yield await stack.enter_async_context(contextlib.aclosing(driver.deliveries()))
 
     @contextlib.asynccontextmanager
@@ -204,15 +176,32 @@ class Sessions:
             if placement is not None:
                 self.close_session(placement)
 
-    def cancel(self) -> None:
-        """End all sessions: what they deliver ends as cancelled."""
+    async def close(self, streams: Iterable[Awaitable[None]]) -> None:
+        """End all sessions, as cancelled; then free the draft and close the channels. streams: their ends."""
+        self._closed = True
         for driver in self._drivers:
             driver.cancel()
-
-    async def close(self) -> None:
-        """Free the draft and close the channels, after the sessions have ended."""
+        if self.updates is not None:
+            await self.updates.close()
+        for waiting in self._waiting:
+            waiting.cancel()
+        await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
+        await _ended(self._background)
         await self.drafts.close()
         await self._channels.close()
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        """Start work whose result is not awaited; its core errors are logged."""
+        self._keep(asyncio.ensure_future(_quietly(work)))
+
+    def _keep(self, task: asyncio.Future[Any]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _ended(self, driver: SessionDriver) -> None:
+        self._drivers.discard(driver)
+        if driver.winding_down is not None:
+            self._keep(driver.winding_down)
 
     # --- placement
 
@@ -254,9 +243,9 @@ class Sessions:
 
     async def _placed(self, *arguments: Any) -> pb.OpenSessionResponse | None:
         """Place as `_place` does, but leave no session behind if the caller is cancelled meanwhile."""
-        placing = self._tasks.begin(self._place(*arguments))
+        placing = self.begin(self._place(*arguments))
         try:
-            return await self._tasks.result_of(placing)
+            return await self.result_of(placing)
         except asyncio.CancelledError:
             placing.cancel()
             placing.add_done_callback(self._close_unused)
@@ -267,7 +256,7 @@ class Sessions:
             self.close_session(placement)
 
     def close_session(self, placement: pb.OpenSessionResponse) -> None:
-        self._tasks.in_background(self.coordinator.close(placement.session_id, placement.primary.ticket))
+        self._in_background(self.coordinator.close(placement.session_id, placement.primary.ticket))
 
     def route(self, placement: pb.OpenSessionResponse | None, budget_s: float) -> Route:
         """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
@@ -275,8 +264,3 @@ class Sessions:
         if placement is None:
             return Route.direct(self.settings.verifier, backoff, tls=self._tls)
         return Route(placement, self.coordinator.resume, backoff)
-
-    def _keep_winding_down(self, driver: SessionDriver) -> None:
-        """Let the rest of a session's work outlive its last delivery."""
-        if driver.winding_down is not None:
-            self._tasks.keep(driver.winding_down)

@@ -37,75 +37,6 @@ Begin = Callable[[Sequence[Message], Options, Deadline], Awaitable[CompletionStr
 """Starts a chat with these options, whose time is limited by a deadline that has begun already."""
 
 
-class SkeletonPlan:
-    """The requests of one skeleton. Raises BadRequest for messages, bounds or options that cannot be used.
-
-    points: most points of the outline. parallel: most points that are written at the same time.
-    """
-
-    def __init__(self, messages: Sequence[Message], options: Options, points: int, parallel: int) -> None:
-        self._points = _count("points", points, MAX_POINTS)
-        self.parallel = _count("parallel", parallel, MAX_PARALLEL)
-        for field in _REFUSED:
-            if options.get(field) not in (None, ""):
-                refuse(field, options[field], "left out: a skeleton is written by several requests")  # type: ignore[literal-required]
-        last = messages[-1]
-        if last["role"] != "user" or not isinstance(last["content"], str):
-            refuse(f"messages[{len(messages) - 1}].role", last["role"], "user: the last message is what is answered")
-        request = Request.of(**options)
-        self.deadline = Deadline(request.timeout)
-        # One seed for all: their prompts differ, and noise is keyed by seed and prompt.
-        self._options: Options = {**options, "seed": request.sampling.seed}
-        question = _OUTLINE.format(question=last["content"], points=points)
-        self.outline_messages = [*messages[:-1], {**last, "content": question}]
-
-    @property
-    def outline_options(self) -> Options:
-        """Return the options of the outline's request: what ends and scores a point's text does not hold for it."""
-        return {
-            **self._options,
-            "max_tokens": OUTLINE_TOKENS * self._points,
-            "grammar": outline_grammar(self._points),
-            "min_tokens": 0,
-            "stop": None,
-            "stop_token_ids": (),
-            "ignore_eos": False,
-            "logprobs": None,
-        }
-
-    @property
-    def point_options(self) -> Options:
-        return self._options
-
-    def titles(self, outline: str, *, cut: bool = False) -> list[str]:
-        """Return the points of an outline, without their numbers. Raises BadRequest if it has none.
-
-        cut: whether the outline ended for its length; then a last line that was not finished is no point.
-        """
-        whole = outline[: outline.rfind("\n") + 1] if cut else outline
-        titles: list[str] = _LINE.findall(whole)[: self._points]
-        if not titles:
-            raise BadRequest(
-                f"the target wrote an outline without a point ({outline[:TITLE_CHARS]!r}); ask with chat() instead",
-                field="messages",
-            )
-        return [title.strip() for title in titles]
-
-    def point_messages(self, outline: str, number: int, title: str) -> list[Message]:
-        """Return the messages that ask for one point. They differ from one another in their last words alone."""
-        return [
-            *self.outline_messages,
-            {"role": "assistant", "content": outline},
-            {"role": "user", "content": _POINT.format(number=number, title=title)},
-        ]
-
-
-def _count(field: str, value: object, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        refuse(field, value, f"an integer from 1 to {most}")
-    return value
-
-
 def outline_grammar(points: int) -> str:
     """Return the grammar of a numbered list of one to `points` lines."""
     lines = ""
@@ -113,6 +44,21 @@ def outline_grammar(points: int) -> str:
         rest = f" ({lines})?" if lines else ""
         lines = f'"{number}. " TITLE "\\n"{rest}'
     return f"start: {lines}\nTITLE: /[^\\s][^\\n]{{1,{TITLE_CHARS - 1}}}/"
+
+
+def titles(outline: str, points: int, *, cut: bool = False) -> list[str]:
+    """Return the first points of an outline, without their numbers. Raises BadRequest if it has none.
+
+    cut: whether the outline ended for its length; then a last line that was not finished is no point.
+    """
+    whole = outline[: outline.rfind("\n") + 1] if cut else outline
+    found: list[str] = _LINE.findall(whole)[:points]
+    if not found:
+        raise BadRequest(
+            f"the target wrote an outline without a point ({outline[:TITLE_CHARS]!r}); ask with chat() instead",
+            field="messages",
+        )
+    return [title.strip() for title in found]
 
 
 class SkeletonStream(ItemStream[SkeletonPoint]):
@@ -123,12 +69,25 @@ class SkeletonStream(ItemStream[SkeletonPoint]):
     as for CompletionStream.
     """
 
-    def __init__(self, plan: SkeletonPlan, outline: CompletionStream, begin: Begin) -> None:
+    def __init__(
+        self,
+        outline: CompletionStream,
+        begin: Begin,
+        messages: Sequence[Message],
+        options: Options,
+        deadline: Deadline,
+        points: int,
+        parallel: int,
+    ) -> None:
+        """messages: those of the outline. options: of each point. `begun` explains the others."""
         super().__init__(self._points())
-        self._plan = plan
         self._outline = outline
         self._begin = begin
-        self._room = asyncio.Semaphore(plan.parallel)
+        self._messages = messages
+        self._options = options
+        self._deadline = deadline
+        self._most = points
+        self._room = asyncio.Semaphore(parallel)
 
     @property
     def skeleton(self) -> Skeleton:
@@ -152,8 +111,8 @@ class SkeletonStream(ItemStream[SkeletonPoint]):
         outline = await self._outline.drain()
         if outline.finish_reason == "cancelled":
             return
-        titles = self._plan.titles(outline.text, cut=outline.finish_reason == "length")
-        tasks = [asyncio.create_task(self._point(outline.text, i, title)) for i, title in enumerate(titles, 1)]
+        found = titles(outline.text, self._most, cut=outline.finish_reason == "length")
+        tasks = [asyncio.create_task(self._point(outline.text, i, title)) for i, title in enumerate(found, 1)]
         try:
             for ended in asyncio.as_completed(tasks):
                 yield await ended
@@ -163,10 +122,55 @@ class SkeletonStream(ItemStream[SkeletonPoint]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _point(self, outline: str, number: int, title: str) -> SkeletonPoint:
-        messages = self._plan.point_messages(outline, number, title)
+        """Write one point. Its prompt differs from those of the others in the last words alone."""
+        messages = [
+            *self._messages,
+            {"role": "assistant", "content": outline},
+            {"role": "user", "content": _POINT.format(number=number, title=title)},
+        ]
         async with self._room:
             try:
-                stream = await self._begin(messages, self._plan.point_options, self._plan.deadline.after_first_token())
+                stream = await self._begin(messages, self._options, self._deadline.after_first_token())
                 return SkeletonPoint(number, title, await stream.drain())
             except OutriderError as error:
                 return SkeletonPoint(number, title, None, error)
+
+
+async def begun(
+    begin: Begin, messages: Sequence[Message], options: Options, points: int, parallel: int
+) -> SkeletonStream:
+    """Begin the outline of a skeleton. Raises BadRequest for messages, bounds or options that cannot be used.
+
+    points: most points of the outline. parallel: most points that are written at the same time.
+    """
+    most, side_by_side = _count("points", points, MAX_POINTS), _count("parallel", parallel, MAX_PARALLEL)
+    for field in _REFUSED:
+        if options.get(field) not in (None, ""):
+            refuse(field, options[field], "left out: a skeleton is written by several requests")  # type: ignore[literal-required]
+    last = messages[-1]
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        refuse(f"messages[{len(messages) - 1}].role", last["role"], "user: the last message is what is answered")
+    request = Request.of(**options)
+    deadline = Deadline(request.timeout)
+    # One seed for all: their prompts differ, and noise is keyed by seed and prompt.
+    of_points: Options = {**options, "seed": request.sampling.seed}
+    # What ends and scores a point's text does not hold for the outline.
+    of_outline: Options = {
+        **of_points,
+        "max_tokens": OUTLINE_TOKENS * most,
+        "grammar": outline_grammar(most),
+        "min_tokens": 0,
+        "stop": None,
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "logprobs": None,
+    }
+    asked = [*messages[:-1], {**last, "content": _OUTLINE.format(question=last["content"], points=most)}]
+    outline = await begin(asked, of_outline, deadline)
+    return SkeletonStream(outline, begin, asked, of_points, deadline, most, side_by_side)
+
+
+def _count(field: str, value: object, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        refuse(field, value, f"an integer from 1 to {most}")
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import logging
 import os
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_agent.config import EdgeSettings
 from edge_agent.drafting.loading import NGRAM, Draft, DraftOptions, load, ngram_draft
 from edge_agent.releases.follower import LoadDraft
 from edge_agent.target.artifacts import Fetch, artifact_of, cached, digest
@@ -99,9 +99,7 @@ class BundleLoader:
     description: pb.DescribeResponse
     fetch: Fetch
     cache: ArtifactStore
-    draft_options: DraftOptions
-    signed_only: bool = False
-    """Whether the verifiers' own draft, which no publisher has signed, is neither fetched nor loaded."""
+    settings: EdgeSettings
 
     async def load(self, draft: GivenDraft, first_draft: FirstDraft | None = None) -> TargetBundle:
         """Fetch what is missing, check it and load it.
@@ -113,16 +111,15 @@ class BundleLoader:
         """
         tokenizer = await self._tokenizer()
         template = await self._template(tokenizer)
-
-        def load_file(path: Path, name: str, digest: str) -> Awaitable[Draft]:
-            return load(path, name, tokenizer.table, self._options(tokenizer), digest)
-
-        first = await first_draft(self.description.target, load_file) if first_draft is not None else None
+        settings, positions = self.settings, self.description.max_sequence
+        options = DraftOptions(settings.draft_workers, settings.draft_cpus, positions, tokenizer.added)
+        load_files = functools.partial(load, target_table=tokenizer.table, options=options)
+        first = await first_draft(self.description.target, load_files) if first_draft is not None else None
         if first is None:
-            first = await self._draft(tokenizer, draft)
+            first = await self._draft(draft, load_files)
         return TargetBundle(self.description, tokenizer, template, first)
 
-    async def _offered_draft(self, tokenizer: TargetTokenizer) -> Draft:
+    async def _offered_draft(self, load_files: LoadDraft) -> Draft:
         """Load the verifiers' own draft; n-grams where there is none or it may not be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
@@ -130,24 +127,20 @@ class BundleLoader:
         ref = artifact_of(self.description, "draft")
         if ref is None:
             return self._without_model("the verifier offers no draft", logging.INFO)
-        if self.signed_only:
+        if self.settings.release_keys:
             return self._without_model(UNSIGNED, logging.WARNING)
         try:
             await asyncio.to_thread(library)  # before anything is fetched in vain
         except ImportError as error:
             return self._without_model(str(error), logging.INFO)
         try:
-            path = await self._fetched(ref)
-            return await load(path, ref.name, tokenizer.table, self._options(tokenizer), digest(ref))
+            return await load_files(await self._fetched(ref), ref.name, digest(ref))
         except ModelRefused as error:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
     def _without_model(self, why: str, level: int) -> Draft:
         log.log(level, "%s; n-grams of the text draft", why)
         return ngram_draft(why if level > logging.INFO else "")
-
-    def _options(self, tokenizer: TargetTokenizer) -> DraftOptions:
-        return dataclasses.replace(self.draft_options, added=tokenizer.added)
 
     async def _fetched(self, ref: pb.Artifact) -> Path:
         return await cached(self.cache, ref, self.fetch)
@@ -195,17 +188,17 @@ class BundleLoader:
             log.info("%s", error)
         return template
 
-    async def _draft(self, tokenizer: TargetTokenizer, draft: GivenDraft) -> Draft | None:
+    async def _draft(self, draft: GivenDraft, load_files: LoadDraft) -> Draft | None:
         if draft is None:
             return None
         if draft == NGRAM:
             return ngram_draft()
         if not isinstance(draft, str | os.PathLike):
-            return await load([Path(one) for one in draft], "", tokenizer.table, self._options(tokenizer))
+            return await load_files([Path(one) for one in draft], "", "")
         if draft != AUTO:
-            return await load(Path(draft), Path(draft).name, tokenizer.table, self._options(tokenizer))
+            return await load_files(Path(draft), Path(draft).name, "")
         try:
-            return await self._offered_draft(tokenizer)
+            return await self._offered_draft(load_files)
         except VocabularyMismatch:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:

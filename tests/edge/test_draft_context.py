@@ -57,7 +57,7 @@ async def test_a_file_from_the_network_that_would_abort_llama_cpp_is_refused(tmp
 
     file = write_tiny_llama(tmp_path / "aborting.gguf", rope=15)
     with pytest.raises(ModelRefused, match="no token can be decoded with it"):
-        await load(file, "a release", [], DraftOptions(), "a" * 64)
+        await load(file, "a release", "a" * 64, target_table=[], options=DraftOptions())
 
 
 def test_the_bytes_of_a_token_are_those_of_its_keys_values_and_scores(tiny_gguf: Path) -> None:

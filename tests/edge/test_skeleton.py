@@ -15,7 +15,7 @@ from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings, SkeletonPoint
 from edge_agent.sdk.generation import Deadline
-from edge_agent.sdk.skeleton import SkeletonPlan
+from edge_agent.sdk.skeleton import titles
 from edge_agent.sdk.types import Timeout
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import InternalError, TimedOut
@@ -121,5 +121,4 @@ async def test_a_point_that_has_begun_late_is_not_limited_by_the_time_to_a_first
 
 
 def test_a_title_that_the_length_cut_off_is_no_point() -> None:
-    plan = SkeletonPlan(ASKED, {}, points=2, parallel=1)
-    assert plan.titles("1. Boil the water\n2. Add the", cut=True) == ["Boil the water"]
+    assert titles("1. Boil the water\n2. Add the", 2, cut=True) == ["Boil the water"]
