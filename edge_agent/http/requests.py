@@ -64,12 +64,6 @@ _OF_ROLES: Mapping[str, set[str]] = {
 }
 """What of a message its template gets beside the content."""
 _FIELD = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_PASSED_ON = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("stop_token_ids", "ignore_eos", "min_tokens", "speculation", "traffic_class"),
-    *("acceptance_rule", "typical_epsilon", "typical_delta"),
-)
-"""Fields that are options of the SDK, too."""
 
 
 def _integral(value: object) -> object:
@@ -210,9 +204,10 @@ class RequestBody(BaseModel, extra="allow", strict=True):
 
     def options(self, choice: int) -> Options:
         """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""
+        same = RequestBody.model_fields.keys() & Options.__annotations__.keys() - {"logit_bias", "seed"}
+        given: Any = {name: value for name in same if (value := getattr(self, name)) is not None}
         limit = self.token_limit()
-        options: Options = {"temperature": 1.0, "max_tokens": None if limit == ALL_TOKENS else limit, "stop": self.stop}
-        options.update({name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None})  # type: ignore[typeddict-item]
+        options: Options = {"temperature": 1.0, **given, "max_tokens": None if limit == ALL_TOKENS else limit}
         if self.top_k == -1:
             options["top_k"] = 0
         if self.top_p == 0.0 or 0.0 < options["temperature"] < LEAST_TEMPERATURE:

@@ -84,13 +84,6 @@ Integer = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 
 # --- a request
 
-_SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-"""Options that SamplingParams takes as they are."""
-_TYPICAL = ("epsilon", "delta")
-
 
 class Request(BaseModel):
     """The options of one request, each within its bounds; `of` makes one from a caller's keyword arguments."""
@@ -143,12 +136,10 @@ class Request(BaseModel):
         """Check the bounds of sampling, which SamplingParams knows. Raises BadRequest."""
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             refuse("max_tokens", 0, "greater than or equal to 1, or come with prompt_logprobs")
-        given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
-        seed = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
-        bias = tuple((self.logit_bias or {}).items())
-        self._sampling = SamplingParams(
-            **given, seed=seed, logit_bias=bias, grammar=self.grammar, typical=self._typical()
-        )
+        given = {name: value for name, value in self if name in SamplingParams.__dataclass_fields__}
+        given["seed"] = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
+        given["logit_bias"] = tuple((self.logit_bias or {}).items())
+        self._sampling = SamplingParams(**given, typical=self._typical())
         if self.grammar and self.ignore_eos:
             raise BadRequest.bound("ignore_eos", True, "False with a grammar, which says where the output may end")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -156,7 +147,8 @@ class Request(BaseModel):
 
     def _typical(self) -> TypicalAcceptance | None:
         """Return the parameters of typical acceptance, None for another rule. Raises BadRequest."""
-        given = {name: value for name in _TYPICAL if (value := getattr(self, f"typical_{name}")) is not None}
+        given = {"epsilon": self.typical_epsilon, "delta": self.typical_delta}
+        given = {name: value for name, value in given.items() if value is not None}
         if self.acceptance_rule == "typical":
             return TypicalAcceptance(**given)
         for name, value in given.items():
