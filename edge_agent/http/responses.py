@@ -48,10 +48,8 @@ class CompletionWriter:
         self._prefixes = prefixes
         self._echoes_logprobs = isinstance(body, CompletionRequest) and body.echoes_logprobs
         self._tokenizer = bundle.tokenizer
-        self._begun: set[int] = set()
-        """Choices of which something was written."""
-        self._written = [0] * len(streams)
-        """Tokens of each choice that were written."""
+        self._written: dict[int, int] = {}
+        """Tokens that were written of each choice that has begun."""
         self._messages = [MessageWriter(body, parser) for parser in parsers if isinstance(body, ChatCompletionRequest)]
         table = bundle.tokenizer.table
         silent = frozenset(bundle.description.eos_token_ids) if chat else bundle.tokenizer.special
@@ -66,32 +64,28 @@ class CompletionWriter:
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Return the answer with all choices."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
-        kind = "chat.completion" if self.chat else "text_completion"
         return {
             **self._head,
-            "object": kind,
+            "object": "chat.completion" if self.chat else "text_completion",
             "choices": choices,
             "usage": self._usage(completions),
             **({"warnings": self._body.notes} if self._body.notes else {}),
         }
 
     def chunks(self, index: int, chunk: Chunk | None) -> Iterator[dict[str, Any]]:
-        """Write one chunk of a choice, or its end (None)."""
-        prefix = self._prefixes[index]
-        self._written[index] += len(chunk.token_ids) if chunk is not None else 0
-        if index not in self._begun:
-            self._begun.add(index)
-            echoed = self._echoed(index, self.streams[index].completion) if self._echoes_logprobs else None
+        """Yield what a choice begins with before its first chunk, and then the chunk, or its end (None)."""
+        stream, prefix = self.streams[index], self._prefixes[index]
+        if index not in self._written:
+            self._written[index] = 0
+            echoed = self._echoed(index, stream.completion) if self._echoes_logprobs else None
             if self.chat or prefix or echoed:
                 begin = {"role": "assistant", "content": ""} if self.chat else prefix
                 yield self._piece(index, begin, logprobs=echoed)
         if chunk is None:
-            completion = self.streams[index].completion
-            reason = REASONS[completion.finish_reason]
-            if self.chat:
-                reason = self._messages[index].reason(completion.finish_reason)
-            yield self._piece(index, {} if self.chat else "", reason, outrider=about(completion))
+            end, completion = {} if self.chat else "", stream.completion
+            yield self._piece(index, end, self._reason(index, completion), outrider=about(completion))
             return
+        self._written[index] += len(chunk.token_ids)
         text: Any = self._messages[index].delta() if self.chat else chunk.text
         # Half a character is no event, and neither is half a marker.
         if text or chunk.logprobs or not chunk.verified or self._body.provenance:
@@ -105,8 +99,7 @@ class CompletionWriter:
 
     def usage(self) -> dict[str, Any]:
         """Return the chunk that ends a stream whose client asks for its usage."""
-        completions = [stream.completion for stream in self.streams]
-        usage = self._usage(completions)
+        usage = self._usage([stream.completion for stream in self.streams])
         return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage}
 
     def usage_so_far(self, index: int) -> dict[str, int]:
@@ -118,22 +111,22 @@ class CompletionWriter:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        answer: dict[str, Any] = {"text": self._prefixes[index] + completion.text}
-        reason = REASONS[completion.finish_reason]
-        if self.chat:
-            answer = {"message": self._messages[index].message()}
-            reason = self._messages[index].reason(completion.finish_reason)
+        said: object = self._messages[index].message() if self.chat else self._prefixes[index] + completion.text
         logprobs = self._logprobs[index].write(completion.token_ids, completion.logprobs)
         if self._echoes_logprobs and logprobs is not None:
             echoed = self._echoed(index, completion)
             logprobs = {name: [*values, *logprobs[name]] for name, values in echoed.items()}
         return {
             "index": index,
-            **answer,
+            "message" if self.chat else "text": said,
             "logprobs": logprobs,
-            "finish_reason": reason,
+            "finish_reason": self._reason(index, completion),
             "outrider": about(completion),
         }
+
+    def _reason(self, index: int, completion: Completion) -> str:
+        reason = completion.finish_reason
+        return self._messages[index].reason(reason) if self.chat else REASONS[reason]
 
     def _echoed(self, index: int, completion: Completion) -> dict[str, Any]:
         """Return the log-probabilities of the prompt that comes before a choice."""

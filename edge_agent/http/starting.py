@@ -41,11 +41,12 @@ async def start_chat(
     """Return a stream for each choice, the target, and the parsers of what the streams bring."""
     body.refuse_unsupported()
     _check_choices(body, 1, settings)
-    stream = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
+    # One that nothing is taken of: it checks the messages, and has their ids.
+    unused = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
     bundle = await bundle_of(client, body.model)
     source = bundle.template.source if bundle.template is not None else ""
     form = AnswerFormat.of(source, settings.serve_answer_format)
-    ids, table = stream.prompt_token_ids, bundle.tokenizer.table
+    ids, table = unused.prompt_token_ids, bundle.tokenizer.table
     end = b"".join(table[token] for token in ids[-_PROMPT_END:] if token < len(table)).decode(errors="replace")
     special = {table[token].decode(errors="replace"): token for token in bundle.tokenizer.special}
     grammar, field = await asyncio.to_thread(chat_grammar, body, form, special, end)
@@ -59,11 +60,7 @@ async def start_chat(
 
 
 async def _streams(
-    client: AsyncClient,
-    body: RequestBody,
-    prompts: Sequence[str | Sequence[int]],
-    grammar: str,
-    field: str,
+    client: AsyncClient, body: RequestBody, prompts: Sequence[str | Sequence[int]], grammar: str, field: str
 ) -> list[CompletionStream]:
     """Return a stream for each choice of each prompt, which is tokenised only once.
 

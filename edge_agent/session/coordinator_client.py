@@ -14,11 +14,7 @@ import grpc
 from pydantic import SecretStr
 
 from edge_agent.session.channels import Channels
-from outrider.core.errors import (
-    OutriderError,
-    Overloaded,
-    Unavailable,
-)
+from outrider.core.errors import OutriderError, Overloaded, Unavailable
 from outrider.telemetry.traces import call_metadata
 from outrider.wire.channels import proxy_of
 from outrider.wire.status import error_from_rpc, is_unresolved

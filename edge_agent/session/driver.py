@@ -16,11 +16,7 @@ from edge_agent.session.failover import Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Received, VerifierStream
-from outrider.core.errors import (
-    InternalError,
-    OutriderError,
-    ProtocolViolation,
-)
+from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import Commit, Directive, Finish, Open, Opened, SessionLimits
 from outrider.core.text import short_id
