@@ -49,28 +49,6 @@ class CalibratedSource:
             self.source.advance(path, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _RatedProposal:
-    """A proposal and the features by which its calibrator rates it."""
-
-    calibrator: Calibrator
-    token: int
-    rank: int
-    margin: float
-    depth: int
-
-    def acceptance(self, agreement: Agreement) -> float:
-        """Return the probability that it is accepted, by what better sources say of it."""
-        if self.margin == CERTAIN:
-            return 1.0
-        return self.calibrator.probability(self.rank, self.margin, self.depth, agreement)
-
-    def learn(self, token: int, agreement: Agreement) -> None:
-        """Update the calibrator with the token that the target committed in the proposal's place."""
-        if self.margin != CERTAIN:
-            self.calibrator.observe(self.rank, self.margin, self.depth, self.token == token, agreement)
-
-
 class NodeProposals:
     """The children that all sources propose for one node."""
 
@@ -78,8 +56,8 @@ class NodeProposals:
         self.children: dict[int, tuple[float, bool]] = {}
         """token -> (acceptance probability given the parent, whether it is on the greedy spine if the parent is: the
         best leading source's first proposal, or the only token that may follow)"""
-        self._by_source: dict[int, list[_RatedProposal]] = {}
-        """Number of a source -> its proposals, rated as if no other source had been asked."""
+        self._by_source: dict[int, tuple[Calibrator, int, Sequence[Proposal]]] = {}
+        """Number of a source -> (its calibrator, the depth of the children when it was asked, its proposals)."""
         self._leading: set[int] = set()
 
     def add(
@@ -91,35 +69,40 @@ class NodeProposals:
         the source's first proposals make the greedy spine, where no better one does.
         """
         if proposals or number not in self._by_source:
-            self._by_source[number] = [_RatedProposal(calibrator, p.token, p.rank, p.margin, depth) for p in proposals]
+            self._by_source[number] = calibrator, depth, proposals
             if leads and proposals:
                 self._leading.add(number)
         spine = min(self._leading, default=None)
         self.children = {}
-        for source in sorted(self._by_source):
-            for rated, agreement in self._compared(source):
-                acceptance, first = self.children.get(rated.token, (0.0, False))
-                first |= rated.margin == CERTAIN or (source == spine and rated.rank == 0)
-                self.children[rated.token] = (max(acceptance, rated.acceptance(agreement)), first)
+        for source, (its_calibrator, its_depth, _) in sorted(self._by_source.items()):
+            for one, agreement in self._compared(source):
+                certain = one.margin == CERTAIN
+                acceptance, first = self.children.get(one.token, (0.0, False))
+                rated = 1.0 if certain else its_calibrator.probability(one.rank, one.margin, its_depth, agreement)
+                first |= certain or (source == spine and one.rank == 0)
+                self.children[one.token] = (max(acceptance, rated), first)
 
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""
-        for number in self._by_source:
-            for rated, agreement in self._compared(number):
-                rated.learn(token, Agreement.UNKNOWN)
+        for number, (calibrator, depth, _) in self._by_source.items():
+            for one, agreement in self._compared(number):
+                if one.margin == CERTAIN:
+                    continue
+                calibrator.observe(one.rank, one.margin, depth, one.token == token, Agreement.UNKNOWN)
                 if agreement is not Agreement.UNKNOWN:
-                    rated.learn(token, agreement)
+                    calibrator.observe(one.rank, one.margin, depth, one.token == token, agreement)
 
-    def _compared(self, number: int) -> list[tuple[_RatedProposal, Agreement]]:
+    def _compared(self, number: int) -> list[tuple[Proposal, Agreement]]:
         """Return a source's proposals, each with what better sources say of it."""
         ranks: dict[int, int] = {}
-        for source, proposals in self._by_source.items():
+        for source, (_, _, proposals) in self._by_source.items():
             if source < number:
                 for one in proposals:
                     ranks[one.token] = min(one.rank, ranks.get(one.token, one.rank))
+        _, _, own = self._by_source[number]
         if not ranks:
-            return [(rated, Agreement.UNKNOWN) for rated in self._by_source[number]]
-        return [(rated, _agreement(ranks.get(rated.token))) for rated in self._by_source[number]]
+            return [(one, Agreement.UNKNOWN) for one in own]
+        return [(one, _agreement(ranks.get(one.token))) for one in own]
 
 
 def _agreement(rank: int | None) -> Agreement:
