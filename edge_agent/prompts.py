@@ -118,10 +118,10 @@ def _asked(conversation: Sequence[object]) -> list[object]:
     return [] if any(isinstance(one, str) and not one.strip() for one in asked) else asked
 
 
-def mixed(prompts: Sequence[Prompt], count: int | None = None) -> list[Prompt]:
-    """Return the first `count` prompts (all without it), the categories in turn, in the order of their first rows."""
+def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts, the categories in turn, in the order of their first rows."""
     by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     turns = chain.from_iterable(zip_longest(*by_category.values()))
-    return [prompt for prompt in turns if prompt is not None][:count]
+    return [prompt for prompt in turns if prompt is not None]

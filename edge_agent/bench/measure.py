@@ -66,7 +66,17 @@ async def run_plan(plan: Plan, found: list[Configuration], tell: Callable[[str],
 
     tell: is called with how far it is. Raises Unavailable if a device fails.
     """
-    progress = Progress(plan, tell)
+    begun, done = time.monotonic(), 0.0
+    texts_in_a_row = 2.0 * len(plan.rtts_ms) * sum(len(plan.prompts) / users for users in plan.users)
+
+    def show(configuration: Configuration, drafts: bool, prompts: int, run: Run) -> None:
+        nonlocal done
+        done += prompts / configuration.users
+        left_s = (time.monotonic() - begun) * (texts_in_a_row / done - 1.0)
+        left = f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s"
+        what = f"{configuration.name}, {'with drafts' if drafts else 'without'}"
+        tell(f"{done / texts_in_a_row:4.0%}  {what}: {run.tokens_per_s:.1f} tokens/s; {left} left")
+
     for rtt_ms in plan.rtts_ms:
         for count in plan.users:
             configuration = Configuration(rtt_ms, count)
@@ -78,7 +88,7 @@ async def run_plan(plan: Plan, found: list[Configuration], tell: Callable[[str],
                     for drafts in (False, True) if number % 2 == 0 else (True, False):
                         users = dataclasses.replace(users, options={**users.options, "speculation": drafts})
                         runs[drafts] = _numbered(await running.run(users), begin - 1)
-                        progress.show(configuration, drafts, end - begin, runs[drafts])
+                        show(configuration, drafts, end - begin, runs[drafts])
                     configuration.undrafted.append(runs[False])
                     configuration.drafted.append(runs[True])
                     if number == 0:
@@ -96,20 +106,3 @@ def _numbered(run: Run, first: int) -> Run:
     """Return the texts with the numbers of their prompts among all."""
     texts = (dataclasses.replace(text, prompt=first + text.prompt) for text in run.texts)
     return dataclasses.replace(run, texts=tuple(texts))
-
-
-class Progress:
-    """Tells what has been measured, and about how long the rest takes, by the texts in a row that are left."""
-
-    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._begun = time.monotonic()
-        self._done = 0.0
-        self._all = 2.0 * len(plan.rtts_ms) * sum(len(plan.prompts) / users for users in plan.users)
-
-    def show(self, configuration: Configuration, drafts: bool, prompts: int, run: Run) -> None:
-        self._done += prompts / configuration.users
-        left_s = (time.monotonic() - self._begun) * (self._all / self._done - 1.0)
-        left = f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s"
-        what = f"{configuration.name}, {'with drafts' if drafts else 'without'}"
-        self._tell(f"{self._done / self._all:4.0%}  {what}: {run.tokens_per_s:.1f} tokens/s; {left} left")

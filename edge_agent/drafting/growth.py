@@ -115,11 +115,6 @@ class DecodeLatency:
     """(nodes, seconds), ascending."""
 
     @classmethod
-    def measured(cls, seconds: Mapping[int, float]) -> DecodeLatency:
-        """Build it from the seconds of a decode for each number of nodes."""
-        return cls(tuple(sorted(seconds.items())))
-
-    @classmethod
     def together(cls, several: Sequence[DecodeLatency]) -> DecodeLatency:
         """Return how long decodes of the same nodes take one after another, of at least one model."""
         if len(several) == 1:

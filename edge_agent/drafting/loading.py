@@ -90,7 +90,7 @@ class LoadedModel:
         from outrider.llama import measure_widths
 
         if self.latency is None:
-            self.latency = DecodeLatency.measured(measure_widths(context, WIDTHS))
+            self.latency = DecodeLatency(tuple(sorted(measure_widths(context, WIDTHS).items())))
             in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in self.latency.seconds)
             log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
         return CalibratedSource(self.source(context), *self.calibrators, self.latency)

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,8 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 class Readiness:
     """Asks the coordinator and a verifier as a request would, at most every `FRESH_S`, and only while somebody asks."""
 
-    def __init__(self, client: AsyncClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._clock = clock
         self._result = ""
         self._until = float("-inf")
         self._probing = asyncio.Lock()
@@ -132,22 +131,18 @@ class Readiness:
     async def unready(self) -> str:
         """Return why a request would fail now, by a fresh probe; "" if it would be served."""
         async with self._probing:
-            if self._clock() >= self._until:
-                self._result = await self._probed()
-                self._until = self._clock() + FRESH_S
+            if time.monotonic() >= self._until:
+                self._result = ""
+                try:
+                    async with asyncio.timeout(ANSWER_S):
+                        await self._client.probe()
+                except TimeoutError:
+                    self._result = f"the cluster has not answered within {ANSWER_S:g} s"
+                except OutriderError as error:
+                    if not isinstance(error, Overloaded):  # then it is there, and requests wait for room
+                        self._result = str(error)
+                self._until = time.monotonic() + FRESH_S
             return self._result
-
-    async def _probed(self) -> str:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await self._client.probe()
-        except TimeoutError:
-            return f"the cluster has not answered within {ANSWER_S:g} s"
-        except Overloaded:
-            return ""  # it is there, and requests wait for room
-        except OutriderError as error:
-            return str(error)
-        return ""
 
 
 # --- completions

@@ -315,8 +315,12 @@ class CalledTool(BaseModel, extra="allow", strict=True):
 
 
 class ContentPart(BaseModel, extra="allow", strict=True):
+    """A part of a content: text, or something else that is refused."""
+
     type: str
     text: str | None = None
+    refusal: str | None = None
+    """Text, too, of a part of the Responses API."""
 
 
 class ChatMessage(BaseModel, extra="allow", strict=True):

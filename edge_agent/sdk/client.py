@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from edge_agent.sdk.types import (
     Skeleton,
     Timeout,
 )
-from edge_agent.target.artifacts import DescriptionCache, Fetch
+from edge_agent.target.artifacts import Fetch, keep, recall
 from edge_agent.target.bundle import AUTO, NO_DRAFT, BundleLoader, TargetBundle
 from edge_agent.target.chat_template import Message
 from outrider.artifacts.store import ArtifactStore
@@ -124,7 +125,9 @@ class AsyncClient:
         self._draft = None if draft in ("", NO_DRAFT) else draft
         self._settings = settings
         self._artifacts = ArtifactStore(cache / "artifacts")
-        self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, settings.target)
+        name = hashlib.sha256(f"{coordinator or verifier}\n{settings.target}".encode()).hexdigest()[:32]
+        self._description_file = cache / "targets" / f"{name}.pb"
+        """Keeps the target's description, for offline generation."""
         self._drafts = DraftPool(settings.draft_workers)
         self._sessions = Sessions(settings, self._drafts, tls, reroute)
         self.metrics = self._sessions.metrics
@@ -285,7 +288,7 @@ class AsyncClient:
             try:
                 return await self.prepare()
             except Unavailable as error:
-                known, why = self._descriptions.recall() if request.offline == "draft_only" else None, error
+                known, why = recall(self._description_file) if request.offline == "draft_only" else None, error
                 if known is None:
                     raise
 
@@ -320,7 +323,7 @@ class AsyncClient:
     async def _load_from_verifiers(self) -> TargetBundle:
         async with self._sessions.artifacts() as source:
             bundle = await self._load(await source.describe(), source.fetch)
-        self._descriptions.keep(bundle.description)
+        keep(bundle.description, self._description_file)
         return bundle
 
     async def _load(self, description: pb.DescribeResponse, fetch: Fetch) -> TargetBundle:

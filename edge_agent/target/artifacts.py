@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -182,23 +181,17 @@ def checked(description: pb.DescribeResponse) -> pb.DescribeResponse:
     return description
 
 
-class DescriptionCache:
-    """Keeps one client's target description under `folder`, named by cluster address and target."""
+def keep(description: pb.DescribeResponse, file: Path) -> None:
+    """Write a description down. A disk that cannot take it is logged, no more."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(file, description.SerializeToString(), mode=0o600)
+    except OSError as error:
+        log.warning("the target's description cannot be cached, which offline generation needs: %s", error)
 
-    def __init__(self, folder: Path, address: str, target: str) -> None:
-        name = hashlib.sha256(f"{address}\n{target}".encode()).hexdigest()[:32]
-        self._path = folder / f"{name}.pb"
 
-    def keep(self, description: pb.DescribeResponse) -> None:
-        """Write the description down. A disk that cannot take it is logged, no more."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(self._path, description.SerializeToString(), mode=0o600)
-        except OSError as error:
-            log.warning("the target's description cannot be cached, which offline generation needs: %s", error)
-
-    def recall(self) -> pb.DescribeResponse | None:
-        """Return the description; None where none was kept that can be read."""
-        with contextlib.suppress(OSError, DecodeError, BadRequest):
-            return checked(pb.DescribeResponse.FromString(self._path.read_bytes()))
-        return None
+def recall(file: Path) -> pb.DescribeResponse | None:
+    """Return a description that was kept; None where there is none that can be read."""
+    with contextlib.suppress(OSError, DecodeError, BadRequest):
+        return checked(pb.DescribeResponse.FromString(file.read_bytes()))
+    return None

@@ -13,6 +13,7 @@ from edge_agent.http.errors import invalid_body, invalid_value, unsupported
 from edge_agent.http.requests import (
     CalledFunction,
     ChatCompletionRequest,
+    ContentPart,
     FunctionDefinition,
     JsonInteger,
     ReasoningEffort,
@@ -36,14 +37,6 @@ RENAMED = {
 """A chat's names of fields, and those of this API."""
 
 
-class Part(BaseModel, extra="allow", strict=True):
-    """A part of a content: text, or something else that is refused."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
 def _parts(value: object) -> object:
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
@@ -52,7 +45,7 @@ def _items(value: object) -> object:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
+Parts = Annotated[list[ContentPart], BeforeValidator(_parts, json_schema_input_type=str | list[ContentPart])]
 
 
 class Item(BaseModel, extra="allow", strict=True):
@@ -304,7 +297,7 @@ def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _text(field: str, parts: Sequence[Part] | None) -> str:
+def _text(field: str, parts: Sequence[ContentPart] | None) -> str:
     """Return the text of all parts. Raises ApiError for one that is not text."""
     texts = []
     for i, part in enumerate(parts or ()):
