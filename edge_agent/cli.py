@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _generate(args: argparse.Namespace) -> None:
-    settings = await _with_draft(settle(EdgeSettings, args, PROGRAM))
+    settings = await _settings(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     async with _client(settings) as client:
         await _print(await client.stream(prompt, **_options(args)), args)
@@ -85,7 +85,7 @@ async def _generate(args: argparse.Namespace) -> None:
 
 async def _chat(args: argparse.Namespace) -> None:
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    async with _client(await _with_draft(settle(EdgeSettings, args, PROGRAM))) as client:
+    async with _client(await _settings(args)) as client:
         await client.prepare()
         while (line := await _ask(args)) is not None:
             if not line.strip():
@@ -101,15 +101,13 @@ async def _serve(args: argparse.Namespace) -> None:
     with EndedByInterrupt():
         from edge_agent.http.serve import check, serve
 
-    settings = settle(EdgeSettings, args, PROGRAM, check)
-    check(settings)
-    settings = await _with_draft(settings, log.info)
+    settings = await _settings(args, check, log.info)
     async with _client(settings, offline=settings.serve_offline) as client:
         await serve(client, settings)
 
 
 async def _bench(args: argparse.Namespace) -> None:
-    await bench(_located(await _with_draft(settle(EdgeSettings, args, PROGRAM))), args)
+    await bench(await _settings(args), args)
 
 
 async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:
@@ -184,12 +182,19 @@ def _say(text: str) -> None:
     print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
 
 
-async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings:
-    """Return the settings with a path for a draft that they name, after it has decoded a token in a child process.
+async def _settings(
+    args: argparse.Namespace, check: Callable[[EdgeSettings], None] = lambda settings: None, tell: Tell = _say
+) -> EdgeSettings:
+    """Return the settings of a command line, with the address of a cluster and the path of a draft that they name.
 
-    A draft on the hub is fetched; `tell` is called with how far that is. Nothing has asked the cluster yet. Raises
+    A draft on the hub is fetched; `tell` is called with how far that is. Each has decoded a token in a child process.
+    Nothing has asked the cluster yet. check: raises BadRequest for settings that are wrong for the command. Raises
     ModelRefused, Unavailable, or ImportError.
     """
+    settings = settle(EdgeSettings, args, PROGRAM, check)
+    check(settings)
+    if not settings.coordinator and not settings.verifier:
+        settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     with EndedByInterrupt():
         from edge_agent.drafting.loading import NGRAM
         from edge_agent.target.bundle import AUTO, NO_DRAFT
@@ -210,19 +215,12 @@ async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings
 
 
 def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
-    """Make the client. defaults: options of all its requests. Raises BadRequest."""
+    """defaults: options of all requests. Raises BadRequest."""
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
 
     draft = settings.draft.split(",") if "," in settings.draft else settings.draft
-    return AsyncClient(draft=draft, settings=_located(settings), **defaults)
-
-
-def _located(settings: EdgeSettings) -> EdgeSettings:
-    """Return the settings with an address of a cluster."""
-    if settings.coordinator or settings.verifier:
-        return settings
-    return settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
+    return AsyncClient(draft=draft, settings=settings, **defaults)
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -25,6 +25,7 @@ from outrider.core.errors import BadRequest
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 _P = ParamSpec("_P")
+_S = TypeVar("_S", bound=ItemStream[Any])
 
 
 class _Loop:
@@ -85,11 +86,11 @@ class _Loop:
         return threading.get_ident() == self._thread_id
 
 
-class _BlockingIterator(Generic[_A]):
+class _BlockingIterator(Generic[_S, _A]):
     """A request that runs: iterate over it, or call `next` until it returns None."""
 
-    def __init__(self, items: ItemStream[_A], loop: _Loop) -> None:
-        self._items = items
+    def __init__(self, stream: _S, loop: _Loop) -> None:
+        self._stream = stream
         self._loop = loop
 
     def __iter__(self) -> Iterator[_A]:
@@ -99,11 +100,12 @@ class _BlockingIterator(Generic[_A]):
 
     def next(self) -> _A | None:
         """Wait for the next item; None at the end. Call `close` to leave before it."""
-        return self._loop.run(self._items.next())
+        item: _A | None = self._loop.run(self._stream.next())
+        return item
 
     def close(self) -> None:
         """Cancel the request, once an item that another thread awaits has come."""
-        self._loop.finish(self._items.aclose())
+        self._loop.finish(self._stream.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -112,17 +114,13 @@ class _BlockingIterator(Generic[_A]):
         self.close()
 
 
-class BlockingStream(_BlockingIterator[Chunk]):
+class BlockingStream(_BlockingIterator[CompletionStream, Chunk]):
     """A request that runs, as `Client.stream` returns it: iterate over it for chunks.
 
     `next` and `close` are as `next` and `aclose` of CompletionStream. Leaving the iteration early, or the context,
     cancels the request. `with stream:` around the loop cancels at its end at the latest; without it a `break` does so
     when the iterator is collected, which CPython does at once.
     """
-
-    def __init__(self, stream: CompletionStream, loop: _Loop) -> None:
-        super().__init__(stream, loop)
-        self._stream = stream
 
     @property
     def statistics(self) -> Statistics:
@@ -151,15 +149,11 @@ class BlockingStream(_BlockingIterator[Chunk]):
         return self._loop.run(self._stream.drain())
 
 
-class BlockingSkeleton(_BlockingIterator[SkeletonPoint]):
+class BlockingSkeleton(_BlockingIterator[SkeletonStream, SkeletonPoint]):
     """A skeleton that is being written, as `Client.stream_skeleton` returns it: iterate over it for its points.
 
     It has `next` and `close`, and leaving the iteration early, or the context, cancels all requests.
     """
-
-    def __init__(self, stream: SkeletonStream, loop: _Loop) -> None:
-        super().__init__(stream, loop)
-        self._stream = stream
 
     @property
     def skeleton(self) -> Skeleton:
