@@ -20,7 +20,6 @@ from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
-from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.llama.library import library
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -52,7 +51,7 @@ class TargetBundle:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a prompt. Raises BadRequest. Call it on a thread: a long text takes seconds."""
-        return self.tokenizer.encode_prompt(self._checked(text))
+        return self.tokenizer.encode_prompt(text)
 
     def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
         """Return the ids of messages in the target's template. Call it on a thread: a template is foreign code.
@@ -63,13 +62,8 @@ class TargetBundle:
         """
         if self.template is None:
             raise ModelRefused(f"the target {self.description.target.name} has no chat template; use generate")
-        tokenizer = self.tokenizer
-
-        def checked(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
-            return lambda text: encode(self._checked(text))
-
-        encode, encode_plain = checked(tokenizer.encode), checked(tokenizer.encode_plain)
-        return self.template.tokenise(messages, encode, encode_plain, tokenizer.controls, variables)
+        known = self.tokenizer
+        return self.template.tokenise(messages, known.encode, known.encode_plain, known.controls, variables)
 
     def grammar(self, grammar: str) -> Callable[[], GrammarState] | None:
         """Return a function that returns the grammar's state before the first token; None for no grammar."""
@@ -86,10 +80,6 @@ class TargetBundle:
     def _grammars(self) -> Grammars:
         description = self.description
         return self.tokenizer.grammars(description.vocabulary_size, tuple(description.eos_token_ids))
-
-    def _checked(self, text: str) -> str:
-        check_text(text, self.tokenizer.longest, self.description.max_sequence)
-        return text
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,7 @@ class BundleLoader:
         if ref is None:
             raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")
         path = await self._fetched(ref)
-        tokenizer = await asyncio.to_thread(lambda: TargetTokenizer(path.read_bytes()))
+        tokenizer = await asyncio.to_thread(lambda: TargetTokenizer(path.read_bytes(), self.description.max_sequence))
         announced = self.description.target.tokenizer_hash
         if announced != f"sha256:{tokenizer.vocabulary_hash.hex()}":
             raise VocabularyMismatch(
@@ -203,17 +193,3 @@ class BundleLoader:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
             return self._without_model(f"the offered draft cannot be fetched: {error}", logging.WARNING)
-
-
-def check_text(text: str, longest: int, max_sequence: int) -> None:
-    """Raise BadRequest for a text that is too long however it is tokenised, before that work begins.
-
-    longest: bytes of the target's longest token. max_sequence: most tokens that the target holds, 0 if unknown.
-    """
-    tokens = min(max_sequence or MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
-    if len(text) > tokens * longest:  # a character is at least a byte
-        raise BadRequest.bound(
-            "length of prompt",
-            f"{len(text)} characters",
-            f"at most {tokens * longest}, {tokens} of the target's longest tokens; shorten it",
-        )

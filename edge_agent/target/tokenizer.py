@@ -7,14 +7,18 @@ import threading
 
 from outrider.core.constraint import Grammars
 from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.core.vocabulary import token_table, vocabulary_hash
 
 
 class TargetTokenizer:
     """Turns text into ids. `edge_agent.target.detokenizer` turns ids into text by the same table."""
 
-    def __init__(self, data: bytes) -> None:
-        """Read `data`, a tokenizer.json. Raises ModelRefused for an invalid one, ImportError naming the extra."""
+    def __init__(self, data: bytes, max_sequence: int = 0) -> None:
+        """Read `data`, a tokenizer.json. Raises ModelRefused for an invalid one, ImportError naming the extra.
+
+        max_sequence: most tokens that the target holds, 0 if unknown.
+        """
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
@@ -24,8 +28,9 @@ class TargetTokenizer:
         self._making_grammars = threading.Lock()
         self.table = token_table(data)
         """The raw bytes of every id."""
-        self.longest = max(map(len, self.table), default=0)
-        """Length of the longest token, in bytes."""
+        self._most_tokens = min(max_sequence or MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
+        self._most_characters = self._most_tokens * max(map(len, self.table), default=0)
+        """Of a text that the target could hold, however it is tokenised: a character is at least a byte."""
         try:
             self._tokenizer = Tokenizer.from_buffer(data)
             self._plain = Tokenizer.from_buffer(data)
@@ -70,6 +75,9 @@ class TargetTokenizer:
         return self._ids(self._plain, text, added=True)
 
     def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
+        if len(text) > (most := self._most_characters):
+            bound = f"at most {most}, {self._most_tokens} of the target's longest tokens; shorten it"
+            raise BadRequest.bound("length of prompt", f"{len(text)} characters", bound)
         try:
             # A batch of one, since that releases the interpreter's lock: a long text would stop every other thread.
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=added)  # type: ignore[attr-defined]

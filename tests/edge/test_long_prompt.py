@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from fake_verifier import FakeVerifier
 from reciter import recital
+from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, BadRequest
 from edge_agent.sdk.request import check_prompt
-from edge_agent.target.bundle import check_text
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 
 
@@ -36,21 +37,21 @@ async def test_a_text_of_more_characters_than_the_target_holds_is_not_tokenised(
 ) -> None:
     tokenizer = (await client.prepare()).tokenizer
     most = MAX_PROMPT_TOKENS * max(map(len, tokenizer.table))
-    for name in ("encode", "encode_plain", "encode_prompt"):
-        monkeypatch.setattr(tokenizer, name, lambda text: pytest.fail("it was tokenised"))
+    for name in ("_tokenizer", "_plain"):
+        monkeypatch.setattr(tokenizer, name, None)
     for asked in (client.stream("x" * (most + 1)), client.stream_chat([{"role": "user", "content": "x" * most}])):
         with pytest.raises(BadRequest, match=f"characters, must be at most {most}") as caught:
             await asked
         assert caught.value.field == "length of prompt"
 
 
-def test_the_bound_on_a_text_is_what_the_longest_tokens_could_spell() -> None:
-    check_text("x" * 50, longest=5, max_sequence=10)
-    with pytest.raises(BadRequest, match="51 characters"):
-        check_text("x" * 51, longest=5, max_sequence=10)
-    check_text("x" * MAX_PROMPT_TOKENS, longest=1, max_sequence=0)
-    with pytest.raises(BadRequest):
-        check_text("x" * (MAX_PROMPT_TOKENS + 1), longest=1, max_sequence=0)
+@pytest.mark.parametrize(("max_sequence", "tokens"), [(10, 10), (0, MAX_PROMPT_TOKENS)])
+def test_the_bound_on_a_text_is_what_the_longest_tokens_could_spell(max_sequence: int, tokens: int) -> None:
+    tokenizer = TargetTokenizer(tokenizer_json(), max_sequence)
+    most = tokens * max(map(len, tokenizer.table))
+    with pytest.raises(BadRequest, match=f"{most + 1} characters"):
+        tokenizer.encode_plain("x" * (most + 1))
+    assert max_sequence == 0 or tokenizer.encode_plain("x" * most)
 
 
 def test_too_many_token_ids_are_refused_before_a_look_at_each() -> None:
