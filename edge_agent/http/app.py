@@ -10,7 +10,6 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from starlette.responses import Response
 from edge_agent.config import EdgeSettings
 from edge_agent.http.access import AccessMiddleware, key_of
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
-from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody, StreamOptions
+from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, StreamOptions
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
@@ -66,19 +65,11 @@ def app_of(client: AsyncClient, settings: EdgeSettings) -> FastAPI:
 def _add_completions(app: FastAPI, client: AsyncClient, settings: EdgeSettings) -> None:
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        async def start() -> CompletionWriter:
-            streams, bundle, prefixes = await start_texts(client, body, settings)
-            return CompletionWriter(body, bundle, streams, prefixes)
-
-        return await unless_gone(request, _answer(body, start()))
+        return await unless_gone(request, _answer(client, body, settings))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        async def start() -> CompletionWriter:
-            streams, bundle, parsers = await start_chat(client, body, settings)
-            return CompletionWriter(body, bundle, streams, [""] * len(streams), parsers)
-
-        return await unless_gone(request, _answer(body, start()))
+        return await unless_gone(request, _answer(client, body, settings))
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
@@ -148,9 +139,16 @@ class Readiness:
 # --- completions
 
 
-async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter]) -> Response:
+async def _answer(
+    client: AsyncClient, body: CompletionRequest | ChatCompletionRequest, settings: EdgeSettings
+) -> Response:
     """Return the whole answer, or its first event with the rest to come."""
-    writer = await starting
+    if isinstance(body, ChatCompletionRequest):
+        streams, bundle, parsers = await start_chat(client, body, settings)
+        writer = CompletionWriter(body, bundle, streams, [""] * len(streams), parsers)
+    else:
+        streams, bundle, prefixes = await start_texts(client, body, settings)
+        writer = CompletionWriter(body, bundle, streams, prefixes)
     if body.stream:
         options = body.stream_options or StreamOptions()
         response = await streamed(

@@ -276,7 +276,15 @@ class Follower:
         """Load a release and start its first worker. Raises ReleaseRefused, ImportError if llama.cpp is missing."""
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                return await self._started(folder.files.path(release.digest), release)
+                draft = await self._load(
+                    folder.files.path(release.digest), f"version {release.version}", release.digest
+                )
+                try:
+                    await self._drafts.start(draft)
+                except BaseException:  # a cancellation, above all
+                    await self._drafts.free(draft)
+                    raise
+                return draft
         except VocabularyMismatch as error:
             raise ReleaseRefused("vocabulary", f"{release} has another vocabulary than the target: {error}") from error
         except TimeoutError:
@@ -285,16 +293,6 @@ class Follower:
             raise
         except Exception as error:
             raise ReleaseRefused("unusable", f"{release} cannot be loaded: {error}") from error
-
-    async def _started(self, file: Path, release: InstalledRelease) -> Draft:
-        """Load a file and start its first worker. Raises ModelRefused, ImportError."""
-        draft = await self._load(file, f"version {release.version}", release.digest)
-        try:
-            await self._drafts.start(draft)
-        except BaseException:  # a cancellation, above all
-            await self._drafts.free(draft)
-            raise
-        return draft
 
     def _note(self, error: ReleaseRefused, manifest: str) -> None:
         """Log and count a refusal unless it is the release's last one again. manifest: digest of its manifest."""

@@ -165,11 +165,9 @@ class AsyncClient:
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> CompletionStream:
         """Return the completion in chunks, as the verifier commits them."""
         given = check_prompt(prompt)
-
-        async def encoded(bundle: TargetBundle) -> Sequence[int]:
-            return await asyncio.to_thread(bundle.encode_prompt, given) if isinstance(given, str) else given
-
-        return await self._started(options, encoded)
+        if isinstance(given, str):
+            return await self._started(options, lambda bundle: bundle.encode_prompt(given))
+        return await self._started(options, given)
 
     async def chat(
         self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
@@ -185,7 +183,7 @@ class AsyncClient:
     ) -> CompletionStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
         given, variables = check_messages(messages), check_variables(template)
-        return await self._started_chat(given, variables, options)
+        return await self._started(options, lambda bundle: bundle.encode_chat(given, variables))
 
     async def skeleton(
         self,
@@ -223,38 +221,26 @@ class AsyncClient:
         given, variables = check_messages(messages), check_variables(template)
 
         def begin(turns: Sequence[Message], chosen: Options, left: Deadline) -> Awaitable[CompletionStream]:
-            return self._started_chat(turns, variables, chosen, left)
+            return self._started(chosen, lambda bundle: bundle.encode_chat(turns, variables), left)
 
         stream = await begun(begin, given, {**self._defaults, **options}, points, parallel)
         self._streams.add(stream)
         return stream
 
-    async def _started_chat(
-        self,
-        messages: Sequence[Message],
-        variables: Mapping[str, Any],
-        options: Options,
-        deadline: Deadline | None = None,
-    ) -> CompletionStream:
-        async def encoded(bundle: TargetBundle) -> Sequence[int]:
-            return await asyncio.to_thread(bundle.encode_chat, messages, variables)
-
-        return await self._started(options, encoded, deadline)
-
     async def _started(
         self,
         options: Options,
-        encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]],
+        prompt: Sequence[int] | Callable[[TargetBundle], Sequence[int]],
         deadline: Deadline | None = None,
     ) -> CompletionStream:
-        """Start a request. deadline: of the work that it is a part of; None is one of its own."""
+        """Start a request. prompt: its token ids, or returns them. deadline: of the work that it is a part of."""
         merged: Options = {**self._defaults, **options}
         request = Request.of(**merged)
         deadline = deadline or Deadline(request.timeout)
         bundle = await self._bundle_for(request, deadline)
         if request.grammar:
             await asyncio.to_thread(bundle.check_grammar, request.grammar)
-        ids = await encoded(bundle)
+        ids = await asyncio.to_thread(prompt, bundle) if callable(prompt) else prompt
         stream = CompletionStream(self._sessions, bundle, request, ids, deadline)
         self._streams.add(stream)
         return stream
