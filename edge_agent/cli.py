@@ -178,7 +178,6 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
 
 
 def _say(text: str) -> None:
-    """Say on stderr how far a command is."""
     print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
 
 

@@ -33,7 +33,6 @@ Marks = tuple[str, str]
 
 
 def asking(question: str) -> list[dict[str, str]]:
-    """Return a chat's messages."""
     return [{"role": "user", "content": question}]
 
 

@@ -42,8 +42,6 @@ PROMPTS = "benchmarks/prompts.jsonl"
 
 
 def add_options(group: Any) -> None:
-    """Add the options that say what is measured."""
-
     def add(flag: str, kind: Any, default: Any, metavar: str, text: str) -> None:
         text = f"{text} [default: {default}]"
         group.add_argument(flag, type=_read_as(kind), default=str(default), metavar=metavar, help=text)
@@ -165,7 +163,6 @@ def _publish(document: Mapping[str, Any], file: str | None) -> None:
 
 
 def say(text: str) -> None:
-    """Say on stderr how far it is."""
     print(text, file=sys.stderr, flush=True)
 
 

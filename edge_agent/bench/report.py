@@ -84,7 +84,6 @@ def _row(configuration: Configuration, runs: Sequence[Run]) -> Row:
 
 
 def texts(runs: Sequence[Run]) -> list[Text]:
-    """Return all texts."""
     return [text for one in runs for text in one.texts]
 
 

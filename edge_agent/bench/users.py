@@ -138,7 +138,6 @@ class Run:
 
     @property
     def degenerate(self) -> int:
-        """Return how many texts end in a loop."""
         return sum(degenerates(text.tokens) for text in self.texts)
 
 

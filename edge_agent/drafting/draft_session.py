@@ -93,12 +93,10 @@ class DraftSession:
 
     @property
     def begun(self) -> bool:
-        """Return whether `begin` was called."""
         return self._plan is not None
 
     @property
     def drafting(self) -> bool:
-        """Return whether a worker drafts for the session."""
         return self._current is not None
 
     @property

@@ -119,7 +119,6 @@ class Draft:
 
     @property
     def has_model(self) -> bool:
-        """Return whether a model drafts, rather than n-grams alone."""
         return bool(self.models)
 
     def apply_prior(self, prior: Prior) -> None:

@@ -268,7 +268,6 @@ class AnswerGrammar:
         return self._rule(" | ".join(map(self._call_of, functions)))
 
     def _call_of(self, function: FunctionDefinition) -> str:
-        """Return the expression of a call of one function."""
         form = self._form.call
         if self._form.tools == "harmony":
             json_follows = f'{self._literal(formats.CONSTRAIN)} "json" {self._literal(formats.MESSAGE)}'

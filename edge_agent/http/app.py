@@ -172,8 +172,6 @@ def _tell_ignored(names: str) -> None:
 
 
 async def _events(writer: CompletionWriter, options: StreamOptions) -> Events:
-    """Yield the answer's events."""
-
     def write(choice: int, chunk: Chunk | None) -> list[dict[str, Any]]:
         contents = [*writer.chunks(choice, chunk)]
         if options.include_usage:

@@ -173,17 +173,14 @@ class RequestBody(BaseModel, extra="allow", strict=True):
 
     @property
     def stops(self) -> list[str]:
-        """Return the texts that end the output."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def choices(self) -> int:
-        """Return the number of choices for each prompt."""
         return self.n or 1
 
     @property
     def least_tokens(self) -> int:
-        """Return the least token limit of the request."""
         return 1
 
     def refuse_unsupported(self) -> None:
@@ -256,7 +253,6 @@ class CompletionRequest(RequestBody):
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Return whether the answer has log-probabilities of the prompt."""
         return bool(self.echo) and self.logprobs is not None
 
     def options(self, choice: int) -> Options:
@@ -358,22 +354,18 @@ class ChatCompletionRequest(RequestBody):
 
     @property
     def usable_tools(self) -> list[ToolDefinition]:
-        """Return the tools that the answer may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def must_call(self) -> bool:
-        """Return whether the answer must call a function."""
         return self.tool_choice not in (None, "none", "auto")
 
     @property
     def named_function(self) -> str | None:
-        """Return the name of the one function that the answer must call."""
         return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
 
     @property
     def functions(self) -> list[FunctionDefinition]:
-        """Return the functions that the answer may call."""
         found = [tool.function for tool in self.usable_tools if tool.function is not None]
         return [one for one in found if self.named_function in (None, one.name)]
 

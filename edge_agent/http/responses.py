@@ -62,7 +62,6 @@ class CompletionWriter:
         }
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Return the answer with all choices."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
         return {
             **self._head,
@@ -232,7 +231,6 @@ class MessageWriter:
         return {**delta, "tool_calls": list(calls.values())} if calls else delta
 
     def message(self) -> dict[str, Any]:
-        """Return the whole message."""
         delta = self.delta()
         message = {"role": "assistant", "content": None if "tool_calls" in delta else "", "refusal": None, **delta}
         if "tool_calls" in delta:

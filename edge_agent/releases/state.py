@@ -80,7 +80,6 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
         return self._with(current=self.last_good, last_good=None)
 
     def left(self) -> ReleaseState:
-        """Use no release."""
         return self._with(current=None, last_good=None)
 
     def _with(self, **changes: object) -> ReleaseState:

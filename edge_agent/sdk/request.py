@@ -266,7 +266,6 @@ def _check_length(tokens: int) -> None:
 
 
 def _check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:
-    """Raise BadRequest for an id outside the target's vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocabulary_size:
         wrong = next(i for i in ids if not 0 <= i < vocabulary_size)
         bound = f"between 0 and {vocabulary_size - 1}"

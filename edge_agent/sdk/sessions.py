@@ -55,7 +55,7 @@ async def _quietly(work: Awaitable[None]) -> None:
         log.info("a session could not be closed at the coordinator: %s", error)
 
 
-async def _ended(tasks: Collection[asyncio.Future[Any]]) -> None:
+async def _let_end(tasks: Collection[asyncio.Future[Any]]) -> None:
     """Let tasks end by themselves for a while, then cancel them."""
     if tasks:
         _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
@@ -185,8 +185,8 @@ class Sessions:
             await self.updates.close()
         for waiting in self._waiting:
             waiting.cancel()
-        await _ended([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
-        await _ended(self._background)
+        await _let_end([*(asyncio.ensure_future(stream) for stream in streams), *self._waiting])
+        await _let_end(self._background)
         await self.drafts.close()
         await self._channels.close()
 

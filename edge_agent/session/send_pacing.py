@@ -60,7 +60,6 @@ class SendPacing:
 
     @property
     def is_open(self) -> bool:
-        """Return whether Appends may be sent."""
         return self._stream is not None
 
     def close(self) -> None:

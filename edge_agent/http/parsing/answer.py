@@ -114,7 +114,6 @@ class AnswerParser(StopScanner):
 
 
 def _answer(r: TextReader, form: AnswerFormat, functions: Functions, prompt: str) -> Reading[None]:
-    """Read one whole answer."""
     if form.tools == "harmony":
         yield from _harmony(r, calls=bool(functions))
     else:

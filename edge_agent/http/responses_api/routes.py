@@ -109,8 +109,6 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
 
 
 async def _events(stream: CompletionStream, writer: ResponseWriter, ended: Callable[[], dict[str, Any]]) -> Events:
-    """Yield the response's events."""
-
     def write(_: int, chunk: Chunk | None) -> list[dict[str, Any]]:
         return [*writer.begin(), *(writer.finish(stream.completion) if chunk is None else writer.grow())]
 
