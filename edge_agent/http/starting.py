@@ -29,7 +29,8 @@ async def start_texts(
     """Return a stream for each choice of each prompt, the target, and the text that goes before each choice."""
     body.refuse_unsupported()
     _check_choices(body, len(body.prompts), settings)
-    streams = await _streams(client, body, body.prompts, *await asyncio.to_thread(text_grammar, body))
+    grammar, field = await asyncio.to_thread(text_grammar, body)
+    streams = await _streams(client, body, body.prompts, grammar, field)
     bundle = await bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
     return streams, bundle, [echo for echo in echoes for _ in range(body.choices)]

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,6 +30,8 @@ from outrider.wire.v1 import session_pb2_grpc
 from outrider.wire.v1.coordinator_pb2 import Grant
 
 log = logging.getLogger(__name__)
+
+_M = TypeVar("_M")
 
 DESCRIBE_S = 3.0
 """Seconds for connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
@@ -90,87 +93,81 @@ class ArtifactClient:
     def __init__(self, route: Route, channels: Channels) -> None:
         self._route = route
         self._channels = channels
-        self._channel: grpc.aio.Channel | None = None
-        self._grant = Grant()
-        """The present verifier, while there is one."""
-        self._has_verifier = False
+        self._grant: Grant | None = None
+        """Leads to the present verifier, while there is one."""
         self._progressed = False
         """Whether the present verifier has answered anything."""
 
     async def describe(self) -> pb.DescribeResponse:
         """Ask for the target's description. Raises BadRequest for an invalid answer."""
         while True:
-            verifier = await self._connected()
+            grant, channel, verifier = await self._connected()
             try:
                 begun = time.monotonic()
-                async with self._answering(DESCRIBE_S):
-                    answer = await verifier.Describe(pb.DescribeRequest(), metadata=ticket_metadata(self._grant.ticket))
-                if answer is None:
-                    raise self._no_message()
+                async with self._answering(grant, channel, DESCRIBE_S):
+                    answer = await verifier.Describe(pb.DescribeRequest(), metadata=ticket_metadata(grant.ticket))
+                description = _message(answer, grant)
                 self._progressed = True
-                if self._channel is not None:
-                    self._channels.measured(self._grant.address, time.monotonic() - begun, self._channel)
-                return checked(answer)
+                self._channels.measured(grant.address, time.monotonic() - begun, channel)
+                return checked(description)
             except OutriderError as error:
                 self._leave(error)
 
     async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield the artifact's bytes from `offset` on, in chunks."""
         while True:
-            verifier = await self._connected()
+            grant, channel, verifier = await self._connected()
             request = pb.FetchArtifactRequest(hash=content_hash, offset=offset)
-            call = verifier.FetchArtifact(request, metadata=ticket_metadata(self._grant.ticket))
+            call = verifier.FetchArtifact(request, metadata=ticket_metadata(grant.ticket))
             try:
-                while (data := await self._chunk(call)) is not None:
+                while True:
+                    async with self._answering(grant, channel, CHUNK_S):
+                        chunk = await call.read()
+                    if chunk is grpc.aio.EOF:
+                        return
+                    data = _message(chunk, grant).data
                     self._progressed = True
                     offset += len(data)
                     yield data
-                return
             except OutriderError as error:
                 self._leave(error)
             finally:
                 call.cancel()
 
-    async def _chunk(self, call: grpc.aio.UnaryStreamCall[pb.FetchArtifactRequest, pb.ArtifactChunk]) -> bytes | None:
-        """Read the next bytes; None at the end."""
-        async with self._answering(CHUNK_S):
-            chunk = await call.read()
-        if chunk is None:
-            raise self._no_message()
-        return chunk.data if isinstance(chunk, pb.ArtifactChunk) else None
-
     @contextlib.asynccontextmanager
-    async def _answering(self, within_s: float) -> AsyncIterator[None]:
+    async def _answering(self, grant: Grant, channel: grpc.aio.Channel, within_s: float) -> AsyncIterator[None]:
         """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
-        allowed_s = self._channels.timeout(self._grant.address, within_s)
+        allowed_s = self._channels.timeout(grant.address, within_s)
         try:
             async with asyncio.timeout(allowed_s):
                 yield
         except TimeoutError:
-            if self._channel is not None:
-                self._channels.silent(self._grant.address, self._channel)
-            raise VerifierSilent(f"{peer(self._grant)} has been silent for {allowed_s:g} s") from None
+            self._channels.silent(grant.address, channel)
+            raise VerifierSilent(f"{peer(grant)} has been silent for {allowed_s:g} s") from None
         except grpc.RpcError as error:
-            if self._channel is not None and is_unresolved(error):
-                self._channels.retire(self._channel)
-            raise error_from_rpc(error, peer(self._grant), advice(self._grant)) from error
+            if is_unresolved(error):
+                self._channels.retire(channel)
+            raise error_from_rpc(error, peer(grant), advice(grant)) from error
 
-    def _no_message(self) -> Unavailable:
-        """Return the error for None from gRPC, which stands for bytes that are no message."""
-        return Unavailable(f"{peer(self._grant)} sent what is no message; is it of another version?")
-
-    async def _connected(self) -> session_pb2_grpc.VerifierStub:
+    async def _connected(self) -> tuple[Grant, grpc.aio.Channel, Any]:
         """Return the verifier that answered last, or the next one on the route."""
-        if not self._has_verifier:
-            (self._grant, _), self._has_verifier = await self._route.next(), True
-        self._channel = self._channels.to(self._grant, bulk=True)  # the one before may have been retired since
-        return session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
+        if self._grant is None:
+            self._grant, _ = await self._route.next()
+        channel = self._channels.to(self._grant, bulk=True)  # the one before may have been retired since
+        return self._grant, channel, session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
 
     def _leave(self, error: OutriderError) -> None:
         """Give the present verifier up. Raises `error` where no other verifier can help."""
-        progressed, self._progressed, self._has_verifier = self._progressed, False, False
+        progressed, self._progressed, self._grant = self._progressed, False, None
         self._route.failed(error, progressed=progressed)
         log.info("the verifier could not describe its target or send an artifact, trying on: %s", error)
+
+
+def _message(answer: _M | None, grant: Grant) -> _M:
+    """Return what gRPC has read. Raises Unavailable for None, which stands for bytes that are no message."""
+    if answer is None:
+        raise Unavailable(f"{peer(grant)} sent what is no message; is it of another version?")
+    return answer
 
 
 def checked(description: pb.DescribeResponse) -> pb.DescribeResponse:
