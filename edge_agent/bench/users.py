@@ -174,15 +174,15 @@ async def devices(count: int, cores: Sequence[int], *, pinned: bool = True) -> A
     """
     async with contextlib.AsyncExitStack() as stack:
         prefixes = [("taskset", "--cpu-list", str(core)) if pinned else () for core in cores[:count]]
-        yield Devices([await stack.enter_async_context(_process(prefix)) for prefix in prefixes], len(cores[:count]))
+        yield Devices([await stack.enter_async_context(_process(prefix)) for prefix in prefixes])
 
 
 class Devices:
     """The processes of users. A user who runs again with the same draft and distance has the same device."""
 
-    def __init__(self, processes: Sequence[asyncio.subprocess.Process], cores: int) -> None:
+    def __init__(self, processes: Sequence[asyncio.subprocess.Process]) -> None:
+        """processes: one for each core."""
         self._processes = processes
-        self._cores = cores
 
     async def run(self, users: Users) -> Run:
         """Run the users, and return what they got. Raises Unavailable if one of them fails."""
@@ -196,7 +196,7 @@ class Devices:
         answers = await asyncio.gather(*map(_answer, self._processes))
         texts = (Text(**text) for answer in answers for text in answer["texts"])
         longest_s = max(answer["seconds"] for answer in answers)
-        return Run(tuple(texts), sum(answer["cpu_s"] for answer in answers) / longest_s / self._cores)
+        return Run(tuple(texts), sum(answer["cpu_s"] for answer in answers) / longest_s / every)
 
 
 @contextlib.asynccontextmanager
