@@ -204,7 +204,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
         same = RequestBody.model_fields.keys() & Options.__annotations__.keys() - {"logit_bias", "seed"}
         given: Any = {name: value for name in same if (value := getattr(self, name)) is not None}
         limit = self.token_limit()
-        options: Options = {"temperature": 1.0, **given, "max_tokens": None if limit == ALL_TOKENS else limit}
+        options: Options = {"temperature": 1.0} | given | {"max_tokens": None if limit == ALL_TOKENS else limit}
         if self.top_k == -1:
             options["top_k"] = 0
         if self.top_p == 0.0 or 0.0 < options["temperature"] < LEAST_TEMPERATURE:

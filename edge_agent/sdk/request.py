@@ -147,8 +147,8 @@ class Request(BaseModel):
 
     def _typical(self) -> TypicalAcceptance | None:
         """Return the parameters of typical acceptance, None for another rule. Raises BadRequest."""
-        given = {"epsilon": self.typical_epsilon, "delta": self.typical_delta}
-        given = {name: value for name, value in given.items() if value is not None}
+        both = {"epsilon": self.typical_epsilon, "delta": self.typical_delta}
+        given = {name: value for name, value in both.items() if value is not None}
         if self.acceptance_rule == "typical":
             return TypicalAcceptance(**given)
         for name, value in given.items():
