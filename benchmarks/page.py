@@ -13,9 +13,9 @@ HEAD = """\
 
 These figures are reference points, not peaks: another machine has others. Your own pair has [its own](bench.md).
 
-**Setup.** Each benchmark runs on one machine with two cores, with SmolLM2-135M-Instruct and the draft that ships for it. The prompts
-are ours (`benchmarks/prompts.jsonl`), of seven categories, in the target's chat template. Links are emulated, and nobody else uses the
-machine. Both sides of a comparison run in the same run, in turn.
+**Setup.** Each benchmark runs on one machine with two cores, with SmolLM2-135M-Instruct and the draft that ships for
+it. The prompts are ours (`benchmarks/prompts.jsonl`), of seven categories, in the target's chat template. Links are
+emulated, and nobody else uses the machine. Both sides of a comparison run in the same run, in turn.
 
 | metric | meaning |
 |---|---|
@@ -26,13 +26,14 @@ machine. Both sides of a comparison run in the same run, in turn.
 | acceptance rate | share of evaluated draft tokens that were accepted |
 | speed-up | over the same service without speculation |
 
-**Reproduce.** `python -m benchmarks NAME` runs one, `--quick` in about two minutes, in full in at most fifteen, and `distill` in 85.
-`python -m benchmarks all` runs all of them and writes their results to `benchmarks/results`. `--models` takes another target's folder or its
-id on the hub, `--draft` its draft, and `--prompts FILE` other prompts, also of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT. `--help`
-describes each method.
+**Reproduce.** `python -m benchmarks NAME` runs one, `--quick` in about two minutes, in full in at most fifteen, and
+`distill` in 85. `python -m benchmarks all` runs all of them and writes their results to `benchmarks/results`.
+`--models` takes another target's folder or its id on the hub, `--draft` its draft, and `--prompts FILE` other
+prompts, also of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT. `--help` describes each method.
 
-**Limits.** The target is small, and its greedy texts often end in a loop, which flatters every draft. Devices and verifier share a machine,
-so drafting takes time from the verifier that it would not take in production. What ran on a GPU says so.
+**Limits.** The target is small, and its greedy texts often end in a loop, which flatters every draft. Devices and
+verifier share a machine, so drafting takes time from the verifier that it would not take in production. What ran on a
+GPU says so.
 """
 MOST_ROWS = 8
 """Rows of a section's tables on the page, first and last among them; the result has all."""
