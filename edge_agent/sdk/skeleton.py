@@ -35,6 +35,8 @@ _REFUSED = ("grammar", "prompt_logprobs")
 
 Begin = Callable[[Sequence[Message], Options, Deadline], Awaitable[CompletionStream]]
 """Starts a chat with these options, whose time is limited by a deadline that has begun already."""
+Write = Callable[[str, int, str], Awaitable[CompletionStream]]
+"""(outline, number, title) -> the point of this number and title, which begins to be written."""
 
 
 def outline_grammar(points: int) -> str:
@@ -69,23 +71,11 @@ class SkeletonStream(ItemStream[SkeletonPoint]):
     as for CompletionStream.
     """
 
-    def __init__(
-        self,
-        outline: CompletionStream,
-        begin: Begin,
-        messages: Sequence[Message],
-        options: Options,
-        deadline: Deadline,
-        points: int,
-        parallel: int,
-    ) -> None:
-        """messages: those of the outline. options: of each point. `begun` explains the others."""
+    def __init__(self, outline: CompletionStream, write: Write, points: int, parallel: int) -> None:
+        """points: most of the outline. parallel: most that are written at the same time."""
         super().__init__(self._points())
         self._outline = outline
-        self._begin = begin
-        self._messages = messages
-        self._options = options
-        self._deadline = deadline
+        self._write = write
         self._most = points
         self._room = asyncio.Semaphore(parallel)
 
@@ -122,16 +112,9 @@ class SkeletonStream(ItemStream[SkeletonPoint]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _point(self, outline: str, number: int, title: str) -> SkeletonPoint:
-        """Write one point. Its prompt differs from those of the others in the last words alone."""
-        messages = [
-            *self._messages,
-            {"role": "assistant", "content": outline},
-            {"role": "user", "content": _POINT.format(number=number, title=title)},
-        ]
         async with self._room:
             try:
-                stream = await self._begin(messages, self._options, self._deadline.after_first_token())
-                return SkeletonPoint(number, title, await stream.drain())
+                return SkeletonPoint(number, title, await (await self._write(outline, number, title)).drain())
             except OutriderError as error:
                 return SkeletonPoint(number, title, None, error)
 
@@ -166,8 +149,14 @@ async def begun(
         "logprobs": None,
     }
     asked = [*messages[:-1], {**last, "content": _OUTLINE.format(question=last["content"], points=most)}]
-    outline = await begin(asked, of_outline, deadline)
-    return SkeletonStream(outline, begin, asked, of_points, deadline, most, side_by_side)
+
+    def write(outline: str, number: int, title: str) -> Awaitable[CompletionStream]:
+        answered = {"role": "assistant", "content": outline}
+        # The prompts of the points differ in their last words alone.
+        point = {"role": "user", "content": _POINT.format(number=number, title=title)}
+        return begin([*asked, answered, point], of_points, deadline.after_first_token())
+
+    return SkeletonStream(await begin(asked, of_outline, deadline), write, most, side_by_side)
 
 
 def _count(field: str, value: object, most: int) -> int:

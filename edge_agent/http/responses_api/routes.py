@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import json
 import re
-import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from edge_agent.config import EdgeSettings
 from edge_agent.http.errors import ApiError, api_error, invalid_value, json_response, unsupported
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
-from edge_agent.http.responses_api.writer import ResponseWriter, status_of
+from edge_agent.http.responses_api.writer import ResponseWriter, item_id, status_of
 from edge_agent.http.starting import start_chat
 from edge_agent.http.streaming import Events, drained, event, merged, streamed, unless_gone
 from edge_agent.sdk.client import AsyncClient
@@ -32,8 +31,6 @@ MAX_STORED_BYTES = 64 << 20
 """Most bytes that they take as JSON, each with the whole conversation before it."""
 STORED_S = 86_400.0
 """Seconds for which a response is kept at most."""
-_PREFIXES: Mapping[str, str] = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Beginnings of the ids of items that are no messages."""
 _PATH = "/v1/responses/{response_id}"
 
 
@@ -205,7 +202,7 @@ def _with_id(item: Item) -> dict[str, Any]:
     """Return an item as JSON, with the type and the id that it may lack."""
     given = item.model_dump(exclude_unset=True)
     kind = given.get("type") or "message"
-    return {**given, "type": kind, "id": given.get("id") or f"{_PREFIXES.get(kind, 'msg')}_{secrets.token_hex(12)}"}
+    return {**given, "type": kind, "id": given.get("id") or item_id(kind)}
 
 
 def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:

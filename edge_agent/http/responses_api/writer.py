@@ -24,8 +24,15 @@ _TEXT_EVENTS: Mapping[Kind, str] = {
     "reasoning": "response.reasoning_text",
     "tool_call": "response.function_call_arguments",
 }
+_PREFIXES: Mapping[str, str] = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Beginnings of the ids of items that are no messages."""
 _UNSAID = dict.fromkeys(("description", "parameters", "strict"))
 """What a function may lack, and clients expect."""
+
+
+def item_id(kind: str) -> str:
+    """Return an id for an item of this type."""
+    return f"{_PREFIXES.get(kind, 'msg')}_{secrets.token_hex(12)}"
 
 
 class OutputItem:
@@ -34,19 +41,13 @@ class OutputItem:
     def __init__(self, first: Delta, form: AnswerFormat, named: Mapping[str, str]) -> None:
         self.kind = first.kind
         self.pieces: list[str] = []
-        self._head: dict[str, Any]
-        match first.kind:
-            case "content":
-                self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
-            case "reasoning":
-                self._head = {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": []}
-            case "tool_call":
-                self._head = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "call_id": call_id(form)}
-                self._head |= named
-
-    @property
-    def id(self) -> str:
-        return str(self._head["id"])
+        head: dict[str, Any] = {"type": "message", "role": "assistant"}
+        if first.kind == "reasoning":
+            head = {"type": "reasoning", "summary": []}
+        elif first.kind == "tool_call":
+            head = {"type": "function_call", "call_id": call_id(form), **named}
+        self.id = item_id(head["type"])
+        self._head = {"id": self.id, **head}
 
     @property
     def text(self) -> str:
