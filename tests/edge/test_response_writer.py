@@ -17,6 +17,7 @@ from scripted import tokenizer_json
 
 from edge_agent.http.parsing.answer import AnswerParser
 from edge_agent.http.parsing.formats import AnswerFormat, ToolFormat
+from edge_agent.http.responses_api import routes
 from edge_agent.http.responses_api.request import ResponseRequest
 from edge_agent.http.responses_api.routes import ResponseStore
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
@@ -122,13 +123,9 @@ def test_what_is_cut_short_says_so(text: str, finish: FinishReason, items: list[
 # --- the store
 
 
-def store(count: int = 100, size: int = 10_000, age: float = 60.0) -> tuple[ResponseStore, list[float]]:
-    now = [0.0]
-    return ResponseStore(count, size, age, lambda: now[0]), now
-
-
-def test_the_bytes_of_all_are_bounded_and_one_that_is_too_large_drops_no_other() -> None:
-    kept, _ = store(size=100)
+def test_the_bytes_of_all_are_bounded_and_one_that_is_too_large_drops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_STORED_BYTES", 100)
+    kept = ResponseStore()
     size = len(json.dumps({"text": "x" * 28}, separators=(",", ":")))
     for name in "abcd":
         kept.keep(name, {"text": "x" * 28})
@@ -140,10 +137,12 @@ def test_the_bytes_of_all_are_bounded_and_one_that_is_too_large_drops_no_other()
     assert kept.get("d") == {} and kept.bytes == size + 2
 
 
-def test_what_is_too_old_is_gone_and_its_bytes_are_free() -> None:
-    kept, now = store(age=60.0)
+def test_what_is_too_old_is_gone_and_its_bytes_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(routes, "STORED_S", 60.0)
+    kept = ResponseStore(lambda: now)
     kept.keep("a", {})
-    now[0] = 50.0
+    now = 50.0
     kept.keep("b", {})
-    now[0] = 61.0
+    now = 61.0
     assert kept.get("a") is None and kept.get("b") == {} and len(kept) == 1 and kept.bytes == 2

@@ -35,7 +35,7 @@ _PATH = "/v1/responses/{response_id}"
 
 
 def add_responses(app: FastAPI, client: AsyncClient, settings: EdgeSettings) -> None:
-    store = ResponseStore(MAX_STORED, MAX_STORED_BYTES, STORED_S)
+    store = ResponseStore()
 
     def stored(name: str) -> dict[str, Any]:
         if (found := store.get(name)) is None or "response" not in found:
@@ -123,19 +123,14 @@ def _event(content: dict[str, Any]) -> bytes:
 
 
 class ResponseStore:
-    """Holds JSON objects by their ids, within a number, a size in bytes and an age; the oldest go first.
+    """Holds JSON objects by their ids, within MAX_STORED, MAX_STORED_BYTES and STORED_S; the oldest go first.
 
     Each is kept as the bytes of its JSON, so that the size is exact and nobody changes what is kept. Nothing is written
     to disk.
     """
 
-    def __init__(
-        self, max_count: int, max_bytes: int, max_age_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.bytes = 0
-        self._max_count = max_count
-        self._max_bytes = max_bytes
-        self._max_age_s = max_age_s
         self._clock = clock
         self._kept: dict[str, tuple[float, bytes]] = {}
         """Time of keeping and data, the oldest first."""
@@ -144,14 +139,14 @@ class ResponseStore:
         return len(self._kept)
 
     def keep(self, name: str, content: dict[str, Any]) -> None:
-        """Keep an object, and drop as many old ones as that takes. One beyond `max_bytes` is not kept."""
+        """Keep an object, and drop as many old ones as that takes. One beyond MAX_STORED_BYTES is not kept."""
         self.remove(name)
         data = json.dumps(content, separators=(",", ":")).encode()
-        if len(data) > self._max_bytes:
+        if len(data) > MAX_STORED_BYTES:
             return
         self._kept[name] = self._clock(), data
         self.bytes += len(data)
-        while len(self._kept) > self._max_count or self.bytes > self._max_bytes:
+        while len(self._kept) > MAX_STORED or self.bytes > MAX_STORED_BYTES:
             self.remove(next(iter(self._kept)))
         self._drop_aged()
 
@@ -170,7 +165,7 @@ class ResponseStore:
 
     def _drop_aged(self) -> None:
         now = self._clock()
-        for name in [name for name, (at, _) in self._kept.items() if now - at > self._max_age_s]:
+        for name in [name for name, (at, _) in self._kept.items() if now - at > STORED_S]:
             self.remove(name)
 
 
