@@ -25,6 +25,7 @@ Turn = dict[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 Form = Callable[[list[Turn], Tools], tuple[list[Turn], Tools]]
 """Returns messages and tools in the form that a template may take."""
+Change = Callable[[list[Turn]], list[Turn]]
 
 _ROLES = ("system", "user", "assistant", "tool")
 _TOOLS_TEXT = (
@@ -176,26 +177,22 @@ def _forms(turns: Sequence[Turn], tools: Tools, *, in_parts: bool) -> Iterator[F
     """Yield the forms to try, those that change least first. in_parts: each content is to be a list of parts."""
     calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns)
 
-    def form(arranged: Callable[[list[Turn]], list[Turn]], *before: Callable[[list[Turn]], list[Turn]]) -> Form:
-        def given(turns: list[Turn], tools: Tools) -> tuple[list[Turn], Tools]:
-            for change in before:
+    def form(arrange: Change, changes: Sequence[Change], *, told: bool = False) -> Form:
+        def formed(turns: list[Turn], tools: Tools) -> tuple[list[Turn], Tools]:
+            if told:
+                turns, tools = _told(turns, tools), ()
+            for change in (*changes, arrange):
                 turns = change(turns)
-            return wrapped(arranged(turns)), tools
+            return [_in_parts(turn) for turn in turns] if in_parts else turns, tools
 
-        return given
-
-    def told(arranged: Callable[[list[Turn]], list[Turn]]) -> Form:
-        return lambda turns, tools: (wrapped(arranged(_told(turns, tools))), ())
-
-    def wrapped(turns: list[Turn]) -> list[Turn]:
-        return [_in_parts(turn) for turn in turns] if in_parts else turns
+        return formed
 
     changes = (_calls_apart, _without_empty_texts, _short_ids) if calls else ()
-    for arranged in _ARRANGEMENTS:
+    for arrange in _ARRANGEMENTS:
         for number in range(len(changes) + 1):
-            yield from (form(arranged, *some) for some in itertools.combinations(changes, number))
+            yield from (form(arrange, some) for some in itertools.combinations(changes, number))
     if calls or tools:
-        yield from map(told, _ARRANGEMENTS)
+        yield from (form(arrange, (), told=True) for arrange in _ARRANGEMENTS)
 
 
 # --- arrangements of the turns, each further from what was given

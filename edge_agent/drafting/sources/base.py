@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.core.constraint import Constraint, GrammarState, constraint_of
+from outrider.core.coupling import session_key
 from outrider.core.proposals import Proposal
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.sampling import SamplingParams
@@ -42,6 +44,11 @@ class DraftTask:
             grammar,
             session.request.min_tokens,
         )
+
+    @functools.cached_property
+    def key(self) -> int:
+        """Return the key of the session's noise; 0 for greedy sampling, which has none."""
+        return 0 if self.sampling.greedy else session_key(self.sampling.seed, self.prompt)
 
     def constraint(self) -> Constraint | None:
         """Return a new one that stands at the end of `received`; None if any token may follow. Raises BadRequest."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint, Row
-from outrider.core.coupling import session_key
 from outrider.core.processors import TokenCounts
 from outrider.core.proposals import CERTAIN, propose
 from outrider.core.tree import ROOT
@@ -33,7 +32,6 @@ class LlamaSource:
         self._unlike = list(unlike)
         self._shared_vocabulary = min(shared_vocabulary, context.vocab_size)
         self._task = DraftTask(prompt=())
-        self._key = 0
         self._counts = TokenCounts()
         self._constraint: Constraint | None = None
         self._root_proposals: list[Proposal] = []
@@ -43,7 +41,6 @@ class LlamaSource:
         """Read the sequence. Raises ContextFull where it is longer than the draft's context, BadRequest where it breaks
         its grammar."""
         self._task = task
-        self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._counts = TokenCounts((*task.prompt, *task.received) if task.sampling.penalised else ())
         self._constraint = task.constraint()
         self._position = len(task.received)
@@ -90,4 +87,4 @@ class LlamaSource:
         if self._unlike:
             row = row.copy()
             row[self._unlike] = -np.inf
-        return propose(row, self._task.sampling, self._key, position, self._counts, path, PROPOSALS)
+        return propose(row, self._task.sampling, self._task.key, position, self._counts, path, PROPOSALS)

@@ -13,7 +13,6 @@ import numpy as np
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint
-from outrider.core.coupling import session_key
 from outrider.core.ngram import NgramModel
 from outrider.core.proposals import CERTAIN, propose_among
 
@@ -29,7 +28,6 @@ class NgramSource:
     def __init__(self) -> None:
         self._model = NgramModel()
         self._task = DraftTask(prompt=())
-        self._key = 0
         self._constraint: Constraint | None = None
         self._banned: list[int] = []
         """Tokens that the session's logit_bias all but forbids."""
@@ -37,7 +35,6 @@ class NgramSource:
     def begin(self, task: DraftTask) -> None:
         """Read the sequence. Raises BadRequest where it breaks its grammar."""
         self._task = task
-        self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._constraint = task.constraint()
         self._banned = [token for token, bias in task.sampling.logit_bias if bias <= FORBIDS]
         self._model.reset([*task.prompt, *task.received])
@@ -65,4 +62,4 @@ class NgramSource:
         if constraint is not None:
             allowed = [constraint.allows(token, node.position, node.path) for token in ids.tolist()]
             ids, log_q = ids[allowed], log_q[allowed]
-        return propose_among(ids, log_q, self._task.sampling, self._key, node.position, PROPOSALS)
+        return propose_among(ids, log_q, self._task.sampling, self._task.key, node.position, PROPOSALS)
