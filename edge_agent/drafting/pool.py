@@ -58,7 +58,7 @@ class DraftPool:
             if speculates:
                 self._sessions.add(drafting)
                 if draft is not self.draft:  # it was replaced while the worker started
-                    self._keep(drafting.change_to(self.draft))
+                    self._in_background(drafting.change_to(self.draft))
             yield drafting
         finally:
             self._sessions.discard(drafting)
@@ -68,7 +68,7 @@ class DraftPool:
         """Give new sessions this draft at once, and live ones when it has read their text; free the old one then."""
         old, self.draft = self.draft, draft
         for drafting in sorted(self._sessions, key=_turn):
-            self._keep(drafting.change_to(draft))
+            self._in_background(drafting.change_to(draft))
         if old is not None and old not in (draft, self.ngram):
             self._retired.add(old)
             self._all_freed.clear()
@@ -78,7 +78,7 @@ class DraftPool:
         """Let a session whose draft has failed go on by n-grams alone, in the background."""
         if self.ngram is not None and drafting.draft is not None and drafting.draft.has_model:
             log.info("a session goes on by n-grams alone: %s", drafting.failure)
-            self._keep(drafting.change_to(self.ngram))
+            self._in_background(drafting.change_to(self.ngram))
 
     async def start(self, draft: Draft) -> None:
         """Start a draft's first worker now rather than in the first request. Raises ModelRefused if none can start."""
@@ -127,7 +127,7 @@ class DraftPool:
             draft.failure = f"the draft {draft.name} cannot start: {error}"
             log.warning("%s", draft.failure)
             draft.workers.remove(worker)
-            self._left(draft)
+            self._let_go(draft)
             raise ModelRefused(draft.failure) from error
         return worker
 
@@ -140,7 +140,7 @@ class DraftPool:
         else:
             draft.workers.remove(worker)
             worker.close(timeout_s=0.0)  # its thread ends soon, and nothing waits for it
-        self._left(draft)
+        self._let_go(draft)
 
     # --- sessions
 
@@ -157,7 +157,7 @@ class DraftPool:
             drafting.failure = "" if drafting.busy else str(error)
             log.info("a session drafts %s: %s", "by n-grams alone" if drafting.drafting else "nothing", error)
 
-    def _keep(self, change: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, change: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(change)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -169,13 +169,14 @@ class DraftPool:
 
     # --- freeing
 
-    def _left(self, draft: Draft) -> None:
+    def _let_go(self, draft: Draft) -> None:
+        """Count one user less."""
         draft.users -= 1
         self._free_if_unused(draft)
 
     def _free_if_unused(self, draft: Draft) -> None:
         if draft in self._retired and not draft.users:
-            self._keep(self.free(draft))
+            self._in_background(self.free(draft))
 
     async def free(self, draft: Draft) -> None:
         """Free a draft that no session uses, with its workers."""
@@ -208,7 +209,7 @@ class DraftPool:
                 yield delivery
         finally:
             await asyncio.wrap_future(thread.submit(deliveries.close))
-            self._left(draft)
+            self._let_go(draft)
 
 
 def started(draft: Draft) -> DraftWorker:
