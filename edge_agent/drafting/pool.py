@@ -28,13 +28,12 @@ class DraftPool:
     """Gives a client's sessions a worker of the draft in use, and replaces the draft while they run.
 
     A session for which there is none, or whose draft fails, goes on by n-grams alone.
-    workers: sessions that may draft with a model at once. draft: the first one, which the pool frees; None without
-    speculation.
+    workers: sessions that may draft with a model at once.
     """
 
-    def __init__(self, workers: int, draft: Draft | None = None) -> None:
-        self.draft = draft
-        """The draft of new sessions."""
+    def __init__(self, workers: int) -> None:
+        self.draft: Draft | None = None
+        """The draft of new sessions, which the pool frees; None without speculation."""
         self.ngram: Draft | None = ngram_draft()
         """What drafts where no model can; None once the pool is closed."""
         self._most_workers = workers

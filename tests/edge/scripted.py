@@ -109,7 +109,8 @@ class ScriptedPool(DraftPool):
     """Holds drafts with one worker each, which draft by script."""
 
     def __init__(self, draft: ScriptedDraft) -> None:
-        super().__init__(1, draft)
+        super().__init__(1)
+        self.draft = draft
         self.ngram = None
 
     def begin(self, session: DeviceSession) -> DraftSession:

@@ -71,7 +71,8 @@ async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: S
     def threads() -> int:
         return len([one for one in threading.enumerate() if one not in before and one.name == "outrider-draft"])
 
-    pool = DraftPool(2, ngram_draft())
+    pool = DraftPool(2)
+    pool.draft = ngram_draft()
     for _ in range(2):
         workers = await begun(pool, SESSIONS)
         await eventually(lambda: sources.reading() >= SESSIONS)
@@ -106,7 +107,8 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_draft_is_refused_while_no_thread_can_start_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_threads(monkeypatch)
     draft = ngram_draft()
-    pool = DraftPool(2, draft)
+    pool = DraftPool(2)
+    pool.draft = draft
     for _ in range(2):
         with pytest.raises(ModelRefused, match="can't start new thread"):
             await pool.take(draft)

@@ -78,8 +78,14 @@ class AnswerParser(StopScanner):
 
     def taken(self) -> list[Delta]:
         """Return what has become certain since the last time. Nothing comes after a stop."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        runs: list[list[Delta]] = []
+        for delta in self._deltas:
+            if runs and runs[-1][0].kind == delta.kind and not delta.name:
+                runs[-1].append(delta)
+            else:
+                runs.append([delta])
+        self._deltas = []
+        return [replace(run[0], text="".join(delta.text for delta in run)) for run in runs]
 
     def feed(self, text: str) -> str:
         """Read more text, and return it."""
@@ -106,10 +112,7 @@ class AnswerParser(StopScanner):
                 self._add(delta)
 
     def _add(self, delta: Delta) -> None:
-        last = self._deltas[-1] if self._deltas else None
-        if last is not None and last.kind == delta.kind and not delta.name:
-            self._deltas[-1] = replace(last, text=last.text + delta.text)
-        elif delta.text or delta.name:
+        if delta.text or delta.name:
             self._deltas.append(delta)
 
 
