@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_agent.bench.measure import Configuration
@@ -24,7 +24,12 @@ def rows(measured: Sequence[Configuration]) -> list[Row]:
     that are not those without drafts. Bytes are by token, with the prompt's, without headers. None is what nothing
     was measured of.
     """
-    return [row for configuration in measured for row in _both(configuration)]
+    found = []
+    for one in measured:
+        plain, fast = texts(one.undrafted), texts(one.drafted)
+        compared = {"speed_up": speed_up(plain, fast), "differing": differing(fast, plain)}
+        found += [_row(one, one.undrafted), _row(one, one.drafted) | {"drafts": True} | compared]
+    return found
 
 
 def by_category(measured: Sequence[Configuration], categories: Sequence[str]) -> list[Row]:
@@ -47,13 +52,6 @@ def by_category(measured: Sequence[Configuration], categories: Sequence[str]) ->
                     }
                 )
     return found
-
-
-def _both(configuration: Configuration) -> Iterator[Row]:
-    plain, fast = texts(configuration.undrafted), texts(configuration.drafted)
-    yield {**_row(configuration, configuration.undrafted), "drafts": False, "speed_up": None, "differing": None}
-    compared = {"speed_up": speed_up(plain, fast), "differing": differing(fast, plain)}
-    yield {**_row(configuration, configuration.drafted), "drafts": True, **compared}
 
 
 def _row(configuration: Configuration, runs: Sequence[Run]) -> Row:

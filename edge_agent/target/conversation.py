@@ -198,10 +198,6 @@ def _forms(turns: Sequence[Turn], tools: Tools, *, in_parts: bool) -> Iterator[F
 # --- arrangements of the turns, each further from what was given
 
 
-def _as_given(turns: list[Turn]) -> list[Turn]:
-    return turns
-
-
 def _joined(turns: list[Turn]) -> list[Turn]:
     """Join what users, or systems, say one after another."""
     joined: list[Turn] = []
@@ -244,7 +240,7 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
     return _alternating([{**turn, "role": "user"} if turn["role"] == "system" else turn for turn in turns])
 
 
-_ARRANGEMENTS = (_as_given, _joined, _system_first, _alternating, _without_system)
+_ARRANGEMENTS: Sequence[Change] = (list, _joined, _system_first, _alternating, _without_system)
 
 
 def _says_nothing(turn: Turn) -> bool:
