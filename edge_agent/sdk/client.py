@@ -279,8 +279,9 @@ class AsyncClient:
                     raise
 
             async def nothing(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
+                for chunk in tuple[bytes, ...]():
+                    yield chunk
                 raise why
-                yield b""  # which makes it a generator
 
             return await self._loaded(lambda: self._load(known, nothing))
 
