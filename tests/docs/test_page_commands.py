@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pages import PAGES, SITE, blocks, prose, text_of
 
+import edge_agent
 from cloud_verifier import app as verifier
 from cloud_verifier.distill import cli as distill
 from coordinator import app as coordinator
@@ -83,3 +84,8 @@ def test_a_variable_of_the_page_is_a_setting(page: str) -> None:
 def test_a_metric_of_the_page_is_exported(page: str) -> None:
     exported = set(_METRIC.findall(text_of("docs/metrics.md")))
     assert set(_METRIC.findall(text_of(page))) <= exported
+
+
+def test_every_export_of_the_sdk_is_in_its_reference() -> None:
+    page = text_of("docs/reference/sdk.md")
+    assert [name for name in edge_agent.__all__ if not re.search(rf"\b{name}\b", page)] == []
