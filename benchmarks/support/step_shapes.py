@@ -99,7 +99,7 @@ class _Reading:
         self.logits: list[torch.Tensor] = []
         self._prompt, self._shape = text[0], shape
         tokens = [*text[0], *text[1]]
-        self._slots = SessionSlots(pool, tokens, most=0, last_position=longest - 1)
+        self._slots = SessionSlots(pool, tokens, most=len(tokens) + shape.nodes, last_position=longest - 1)
         self._segment: Segment | None = None
         self._right = self._steps = 0
 

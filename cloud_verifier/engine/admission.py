@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import TargetExecutor
-from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
+from cloud_verifier.engine.scheduler import StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.errors import BadRequest, Overloaded
@@ -109,21 +109,11 @@ def first_token_s(
         rows = min(budget.rows, min(rows, own + sum(before)) + beside)
         return steps * (between_s + cost.seconds(rows, min(rows, 1 + beside)))
 
-    if generating:
-        rows = prompt_rows(beside, budget)
+    if generating or not before:
+        rows = prompt_rows(beside, budget) if generating else budget.rows
         return seconds(steps_to_read(own, before, rows), rows)
-    # Prompts have the whole budget to themselves until one of them is read and generates.
-    rows = budget.rows
-    if not before:
-        return seconds(-(-own // rows), rows)
-    turns = [-(-before[0] // rows), *((OVERDUE + 1) * -(-other // rows) for other in before[1:])]
-    alone = steps_to_read(own, before, rows)
-    until = min(turns)
-    if alone <= until:
-        return seconds(alone, rows)
-    read, left = until * rows, []
-    for other in before:
-        left.append(max(0, other - read))
-        read = max(0, read - other)
-    left_own = max(1, own - max(read, until // (OVERDUE + 1) * rows))
-    return seconds(until, rows) + first_token_s(left_own, left, 1, budget, cost, between_s)
+    # The first prompt has the whole budget, and generates once it is read.
+    alone, first = steps_to_read(own, before, budget.rows), -(-before[0] // budget.rows)
+    if alone <= first:
+        return seconds(alone, budget.rows)
+    return seconds(first, budget.rows) + first_token_s(own, before[1:], 1, budget, cost, between_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloud_verifier.engine.scheduler import StepBudget
-from outrider.core.errors import BadRequest
 
 
 @dataclass(frozen=True)
@@ -22,21 +21,12 @@ class EngineConfig:
     """The most live sessions."""
     first_token_s: float = 30.0
     """Longest time by which earlier prompts may delay a new session's first token, as the cost model predicts it."""
-    stall_timeout_s: float = 60.0
-    """Longest time for which a session may be stalled because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True
     """Keep computed prefixes in slots that no live session needs, and begin sessions with them."""
     record_top: int = 32
     """K, the number of likeliest ids that are recorded of each position of a recorded session."""
     allow_lossy_rules: bool = False
     """Serve sessions whose acceptance rule lets draft tokens change the output."""
-
-    def __post_init__(self) -> None:
-        for name in ("kv_slots", "prefill_chunk", "max_sessions", "first_token_s", "stall_timeout_s", "record_top"):
-            if not getattr(self, name) >= 1:
-                raise BadRequest.bound(name, getattr(self, name), "at least 1")
-        if self.token_budget < 2:
-            raise BadRequest.bound("token_budget", self.token_budget, "at least 2: a prompt's row and one beside it")
 
     @property
     def budget(self) -> StepBudget:

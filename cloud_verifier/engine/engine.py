@@ -15,18 +15,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import compress
 
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
+from cloud_verifier.engine.nodes import tenant_acceptance
 from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, by_acceptance
 from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
+from cloud_verifier.engine.session_history import SessionHistory, fingerprint
 from cloud_verifier.engine.stats import (
     STATES,
     MovingAverage,
@@ -67,8 +67,9 @@ from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 log = logging.getLogger(__name__)
 
-STALLED_WHEN_FULL_S = 5.0
-"""Seconds after which a stalled session ends if another one, new or dropped by the target, finds no room."""
+STALLED_S, STALLED_WHEN_FULL_S = 60.0, 5.0
+"""Seconds after which a session ends that is stalled because its device confirms nothing (rule 16): by itself, and if
+another one, new or dropped by the target, finds no room."""
 SCORED_BYTES = 256 << 20
 """Most memory of one step's logits, in float32, of rows that score prompts."""
 
@@ -159,6 +160,7 @@ class Engine:
             protocol,
             sampling,
             directive,
+            request=request,
             salt=salt,
             acceptance=self._acceptance_of[sampling.rule](salt),
             now=self._clock(),
@@ -246,7 +248,7 @@ class Engine:
         if now >= self._checked_stalled + 1.0:
             self._checked_stalled = now
             blocked = any(session.blocked and session.protocol.may_step for session in self._live.values())
-            self._end_stalled(STALLED_WHEN_FULL_S if blocked else self.config.stall_timeout_s)
+            self._end_stalled(STALLED_WHEN_FULL_S if blocked else STALLED_S)
         decision = self._decide(now)
         plan = decision if isinstance(decision, StepPlan) else decision.plan
         if plan is not None:
@@ -320,8 +322,8 @@ class Engine:
         self._decision = None
         self._overlay.observe(self._executor)
         self._executor.begin_step()
-        plan = self._extended(plan)
-        self._profiler.lap()
+        plan = self._overlay.extend(plan, self._live, self.allocation, self._profiler)
+        self._profiler.lap("draft")
         for session_id in plan.favoured:
             self._live.move_to_end(session_id)
         self.counters.steps += 1
@@ -332,32 +334,15 @@ class Engine:
 
     def _draft(self, plan: StepPlan) -> bool:
         """Have the verifier's own sources propose nodes for a planned step; return whether that has taken time."""
-        if not self._overlay.names:
+        if not self._overlay.has_sources:
             return False
         begun = time.perf_counter()
         self._overlay.observe(self._executor)
-        try:
-            drafted = self._overlay.draft(plan, self._live, self.counters.steps, self._profiler)
-        except Exception:
-            drafted = True
-            self._give_up_drafting()
+        drafted = self._overlay.draft(plan, self._live, self.counters.steps, self._profiler)
         if drafted:
             self._decision = None
             self._profiler.drafted(time.perf_counter() - begun)
         return drafted
-
-    def _extended(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with the nodes that the verifier's own sources have proposed."""
-        try:
-            return self._overlay.extend(plan, self._live, self.allocation, self._profiler)
-        except Exception:
-            self._give_up_drafting()
-            return plan
-
-    def _give_up_drafting(self) -> None:
-        """Go on without the sources after an error that is none of theirs."""
-        log.exception("the verifier's own nodes cannot be added; sessions go on without them")
-        self._overlay = Overlay(())
 
     def _prepare(self, allocations: Sequence[RowAllocation]) -> list[SessionRows]:
         """Return every session's rows; a session whose rows cannot be prepared fails alone."""
@@ -400,8 +385,9 @@ class Engine:
                     self._profiler.restart()
                     self._advance([one])
             return
-        ran = self._executor.rows_run(rows)
-        for one, result in zip(rows, results, strict=True):
+        ran, now, price = self._executor.rows_run(rows), self._clock(), self._profiler.min_acceptance
+        tokens = 0
+        for one, count, result in zip(rows, ran, results, strict=True):
             if isinstance(result, OutriderError):
                 with about(session=one.session.session_id):
                     log.warning("verification fails in session %s: %s", short_id(one.session.session_id), result)
@@ -409,48 +395,42 @@ class Engine:
                     self._fail(one.session, result)
                 else:
                     self._fail_internally(one.session, str(result))
-        verifications = [result if isinstance(result, Verified) else None for result in results]
-        sound = [not isinstance(result, OutriderError) for result in results]
-        self._commit(list(compress(rows, sound)), compress(ran, sound), compress(verifications, sound))
-        self._profiler.lap()
+            else:
+                self._commit(one, count, result, now, price)
+                tokens += len(result.tokens) if result is not None else 0
+        self._rate.add(tokens, now)
+        self._profiler.lap("commit")
         if any(ran):
             self._profiler.record_step(
                 rows=sum(ran),
                 sessions=sum(map(bool, ran)),
-                tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
+                tokens=tokens,
                 prefilled=any(min(one.chain, count) > 1 for one, count in zip(rows, ran, strict=True)),
             )
 
-    def _commit(
-        self, rows: Sequence[SessionRows], ran: Iterable[int], verifications: Iterable[Verified | None]
-    ) -> None:
-        """Commit every session's path, count it, and keep the slots of what was computed on it.
+    def _commit(self, rows: SessionRows, ran: int, verified: Verified | None, now: float, price: float) -> None:
+        """Commit a session's path, count it, and keep the slots of what was computed on it.
 
-        ran: how many rows each session had, which may be fewer than it was to have.
+        ran: how many rows the session had, which may be fewer than it was to have. price: see Overlay.committed.
         """
-        now, counters, price, tokens = self._clock(), self.counters, self._profiler.min_acceptance, 0
-        for one, count, verified in zip(rows, ran, verifications, strict=True):
-            session, batch = one.session, one.batch
-            computed = min(one.chain, count)
-            if verified is not None and (batch is None or len(batch.ids) > count - computed):
-                # The target left nodes out, or had more of the prompt in its cache than was known.
-                batch = session.batch(count - computed)
-            counters.prefilled += computed - (verified is not None)
-            commits = session.commit_scores()
-            if batch is None:
-                self._executor.keep(one, ())
-            elif verified is not None:
-                gap_s, first = now - session.timing.last_commit, not session.protocol.position
-                count_commit(counters, len(verified.tokens), gap_s=gap_s, first=first)
-                commits.append(session.commit(batch, verified, now))
-                self._count_nodes(session, batch, verified)
-                tokens += len(verified.tokens)
-                self._executor.keep(one, verified.rows)
-            session.nodes.changed()
-            self._overlay.committed(SessionRows(session, computed, batch), verified, price)
-            for commit in commits:
-                self._publish(session, commit)
-        self._rate.add(tokens, now)
+        session, batch, counters = rows.session, rows.batch, self.counters
+        computed = min(rows.chain, ran)
+        if verified is not None and (batch is None or len(batch.ids) > ran - computed):
+            # The target left nodes out, or had more of the prompt in its cache than was known.
+            batch = session.batch(ran - computed)
+        counters.prefilled += computed - (verified is not None)
+        commits = session.commit_scores()
+        if batch is None:
+            self._executor.keep(rows, ())
+        elif verified is not None:
+            gap_s, first = now - session.timing.last_commit, not session.protocol.position
+            count_commit(counters, len(verified.tokens), gap_s=gap_s, first=first)
+            commits.append(session.commit(batch, verified, now))
+            self._count_nodes(session, batch, verified)
+            self._executor.keep(rows, verified.rows)
+        self._overlay.committed(session, verified, price)
+        for commit in commits:
+            self._publish(session, commit)
 
     def _count_nodes(self, session: EngineSession, batch: TreeBatch, verified: Verified) -> None:
         """Count a session's tokens and nodes in a step, after its commit."""
@@ -528,7 +508,7 @@ class Engine:
         """Free all slots of a session; its committed tokens and its statistics are remembered for a while."""
         self._executor.end(session, cache=True)
         self._overlay.release(session.session_id)
-        if self._overlay.names and session.protocol.position:
+        if self._overlay.has_sources and session.protocol.position:
             self._server_gain.add(session.nodes.server_gain.value)
         del self._live[session.session_id]
         self._history.keep(session.session_id, session.request, session.protocol.committed)

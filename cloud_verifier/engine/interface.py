@@ -111,12 +111,13 @@ class TargetExecutor(Protocol):
     def prepare(self, rows: SessionRows) -> None:
         """Lay out a session's rows of the next step. If this raises, that session fails and no other."""
 
-    def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+    def run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
         """Run a step over prepared rows; per session return its path, its error, or None if its prompt goes on.
 
         Rows of known tokens that score the prompt (`EngineSession.scored_rows`) give log-probabilities, which the
         session gets by `score` or `scores`; a target may also give them all together with the first token.
-        lap: to be called when the step is planned, when its forward pass has ended, and when it is verified.
+        lap: to be called with "plan" when the step is planned, "forward" when its forward pass has ended, and "verify"
+        when it is verified.
         Raises Unavailable if the target has gone. After any other exception nothing has changed: the caller may try
         the same rows again, session by session.
         """

@@ -6,12 +6,13 @@ what was measured of each of them in this session. The allocation policy takes t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 
 from cloud_verifier.engine.stats import MovingAverage
-from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
+from outrider.core.acceptance.node_acceptance import EXPECTED, NodeAcceptance, ranked_by
 from outrider.core.protocol.messages import Directive
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT, TokenTree
@@ -21,6 +22,16 @@ DEVICE = "device"
 """The device among the sources of nodes."""
 Ranked = list[tuple[float, int]]
 """(probability of acceptance, id) of nodes, the most probable first, ancestors before their descendants."""
+
+
+def tenant_acceptance(expected: Sequence[Sequence[float]] = EXPECTED) -> Callable[[str], NodeAcceptance]:
+    """Return a function that gives each tenant's estimate of node acceptance; that of all tenants is its prior.
+
+    A new session of the tenant starts from it, and it learns from the session. The tenant that has begun no session for
+    longest is forgotten first. expected: as for NodeAcceptance.
+    """
+    everyone = NodeAcceptance(expected=expected)
+    return lru_cache(1024)(lambda tenant: NodeAcceptance(everyone, shared=True))
 
 
 class ProposedTree(TokenTree):
@@ -48,11 +59,11 @@ class MergedTree(TokenTree):
         self.sources: dict[int, set[str]] = {}
         """Node id -> names of the sources that proposed it."""
 
-    def merge(self, source: str, tree: TokenTree, acceptance: Mapping[int, float], wanted: Collection[int]) -> None:
-        """Take in the wanted nodes of a tree, a set that holds the ancestors of each. acceptance: by the tree's ids."""
+    def merge(self, source: str, tree: TokenTree, acceptance: Mapping[int, float]) -> None:
+        """Take in the nodes of a tree whose acceptance is given, by id, with that of all their ancestors."""
         ids = {ROOT: ROOT}
         for node in tree:
-            if node.id not in wanted:
+            if node.id not in acceptance:
                 continue
             parent = ids[node.parent]
             same = self.child(parent, node.token)
@@ -91,29 +102,44 @@ class SourceOutcome:
 
 
 class PendingNodes:
-    """Ranks the nodes of a session.
+    """Ranks the nodes that a session's next step may take.
 
-    ignored: number of the device's nodes that were found outside its window. most_together: the most nodes of all
-    sources in a step. device: what the device's nodes brought in the last step. own: what each of the verifier's own
-    sources brought. server_gain: mean number of accepted nodes of a step to which the verifier's own sources would lead
-    without the device; a step in which a device had nodes and no source was asked tells nothing about it.
+    directive: that the device follows, whose nodes beyond its window are ignored. ignored: number of those that were.
+    most_together: the most nodes of all sources in a step. drafts: the trees that the verifier's sources have proposed
+    since the last commit, by name; one without nodes of a source that found none. device_near: whether nodes of the
+    device were there or expected when the sources were asked. device: what the device's nodes brought in the last step.
+    own: what each of the verifier's own sources brought. server_gain: mean number of accepted nodes of a step to which
+    the verifier's own sources would lead without the device; a step in which a device had nodes and no source was asked
+    tells nothing about it.
     """
 
-    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, *, most: int, trees: bool) -> None:
+    def __init__(
+        self,
+        protocol: VerifierSession,
+        acceptance: NodeAcceptance,
+        directive: Directive,
+        *,
+        most: int,
+        trees: bool,
+    ) -> None:
         """acceptance: of the device's nodes. most: nodes of a session that a step of the target evaluates. trees:
         whether these may be more than one path."""
+        self.directive = directive
         self.ignored = 0
         self.device = SourceOutcome()
         self.own: dict[str, SourceOutcome] = {}
         self.server_gain = MovingAverage(0.1)
         self.most_together = min(protocol.limits.nodes, most)
         self.trees = trees
+        self.drafts: dict[str, ProposedTree] = {}
+        self.device_near = False
+        self._drafted = False
+        """Whether the verifier's sources were asked since the last commit."""
         self._most = most
         self._protocol = protocol
         self._acceptance = {DEVICE: acceptance}
-        self._offered: Mapping[str, ProposedTree] = {}
         self._merged: MergedTree | None = None
-        """The device's nodes and those that are offered for one step; None if none are."""
+        """The device's nodes and `drafts`, for the step that begins; None if none were merged."""
         self._ranked: Ranked | None = None
         """None after a change."""
         self._outside: set[int] = set()
@@ -124,15 +150,14 @@ class PendingNodes:
         return self._protocol.tree if self._merged is None else self._merged
 
     @property
-    def merged(self) -> bool:
-        """Return whether nodes of the verifier's own sources stand beside the device's."""
-        return self._merged is not None
+    def most(self) -> int:
+        """Return the most nodes that the step may take."""
+        return self._most_of_device if self._merged is None else self.most_together
 
-    def most(self, directive: Directive) -> int:
-        """Return the most nodes of the device that a step may take."""
-        if not directive.window_depth:
-            return 0
-        return min(directive.nodes_per_step, directive.window_nodes, self._most)
+    @property
+    def _most_of_device(self) -> int:
+        one = self.directive
+        return min(one.nodes_per_step, one.window_nodes, self._most) if one.window_depth else 0
 
     def acceptance_of(self, source: str, prior: NodeAcceptance) -> NodeAcceptance:
         """Return the acceptance of a source's nodes in this session. prior: where a new one starts."""
@@ -140,26 +165,38 @@ class PendingNodes:
             self._acceptance[source] = NodeAcceptance(prior)
         return self._acceptance[source]
 
-    def offer(self, trees: Mapping[str, ProposedTree], directive: Directive) -> None:
-        """Merge trees of the verifier's sources, by name, with the device's nodes for one step."""
+    def wants_drafts(self, *, device_near: bool) -> bool:
+        """Return whether the verifier's sources are to be asked: once, and again, if they found nothing, when the
+        device was waited for in vain."""
+        return not self._drafted or (self.device_near and not device_near and not any(self.drafts.values()))
+
+    def begin_drafts(self, *, device_near: bool) -> None:
+        """Note that the verifier's sources are asked."""
+        self.drafts, self.device_near, self._drafted = {}, device_near, True
+
+    def merge_drafts(self) -> bool:
+        """Merge what the verifier's sources drafted with the device's nodes, for one step; return whether there is
+        any."""
+        if not any(self.drafts.values()):
+            return False
         device = self._protocol.tree
         merged, found = MergedTree(device.position), self._acceptance[DEVICE].estimates(device)
-        within = self._within_window(ranked_by(device, found), directive)[: self.most(directive)]
-        merged.merge(DEVICE, device, found, {node for _, node in within})
-        for name, tree in trees.items():
-            merged.merge(name, tree, self._acceptance[name].estimates(tree, tree.kinds), tree.kinds)
-        self._offered, self._merged = trees, merged
+        within = self._within_window(ranked_by(device, found))[: self._most_of_device]
+        merged.merge(DEVICE, device, {node: found[node] for _, node in within})
+        for name, tree in self.drafts.items():
+            merged.merge(name, tree, self._acceptance[name].estimates(tree, tree.kinds))
+        self._merged = merged
         self._ranked = self._evaluable(ranked_by(merged, merged.acceptance))
+        return True
 
     def changed(self) -> None:
-        """Drop the nodes of the verifier's sources, and rank anew: the device's nodes or its window have changed."""
-        self._offered, self._merged, self._ranked = {}, None, None
+        """Rank anew, the device's nodes alone: they or their window have changed, or the step has ended."""
+        self._merged, self._ranked = None, None
 
-    def best(self, count: int, directive: Directive) -> Ranked:
+    def best(self, count: int) -> Ranked:
         """Return the most probable nodes."""
         if self._ranked is None:
-            ranked = self._acceptance[DEVICE].ranked(self._protocol.tree)
-            self._ranked = self._evaluable(self._within_window(ranked, directive))
+            self._ranked = self._evaluable(self._within_window(self._acceptance[DEVICE].ranked(self._protocol.tree)))
         return self._ranked[:count]
 
     def of_device(self, node: int) -> bool:
@@ -167,29 +204,31 @@ class PendingNodes:
         return self._merged is None or DEVICE in self._merged.sources[node]
 
     def learn(self, batch: TreeBatch, verified: Verified) -> None:
-        """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
-        sources."""
-        merged, led = self._merged, 0
-        if merged is None:
-            self.device, self.own = SourceOutcome(len(batch.ids), len(verified.rows)), {}
+        """Learn from a step, before its tokens are committed, which nodes are accepted."""
+        path = [batch.ids[row - 1] for row in verified.rows]
+        if (merged := self._merged) is None:
+            self.device, self.own = SourceOutcome(len(batch.ids), len(path)), {}
+            if not batch.ids:
+                self.server_gain.add(0)
         else:
-            path = [batch.ids[row - 1] for row in verified.rows]
             self.device = merged.outcome(DEVICE, batch.ids, path)
-            self.own = {name: merged.outcome(name, batch.ids, path) for name in self._offered}
-            led = merged.led(path, self._offered.keys())
-        if self._offered or not batch.ids:
-            self.server_gain.add(led)
+            self.own = {name: merged.outcome(name, batch.ids, path) for name in self.drafts}
+            self.server_gain.add(merged.led(path, self.drafts.keys()))
+            for name, tree in self.drafts.items():
+                self._acceptance[name].learn(tree, verified.tokens, tree.kinds)
         self._acceptance[DEVICE].learn(self._protocol.tree, verified.tokens)
-        for name, tree in self._offered.items():
-            self._acceptance[name].learn(tree, verified.tokens, tree.kinds)
+
+    def end_step(self) -> None:
+        """Drop the nodes of the verifier's sources."""
+        self.drafts, self._drafted = {}, False
         self.changed()
 
-    def _within_window(self, ranked: Ranked, directive: Directive) -> Ranked:
+    def _within_window(self, ranked: Ranked) -> Ranked:
         """Return the device's nodes that its directive allows, and count the others."""
         tree = self._protocol.tree
-        beyond = tree.position + directive.window_depth
+        beyond = tree.position + self.directive.window_depth
         near = [best for best in ranked if tree[best[1]].position < beyond]
-        within = near[: directive.window_nodes]
+        within = near[: self.directive.window_nodes]
         if self._outside or len(within) < len(ranked):
             outside = {node for _, node in ranked} - {node for _, node in within}
             self.ignored += len(outside - self._outside)

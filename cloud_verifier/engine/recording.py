@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.sampling import top_logprobs
+from cloud_verifier.engine.sampling import LEAST_LOGPROB, top_logprobs
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import Verified
@@ -24,8 +24,6 @@ from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-LEAST_LOG_PROB = -1e4
-"""Replaces the logarithm of 0, which no loss could use."""
 CHUNK_BYTES = 32 << 20
 """Size of the float32 logits that are processed together; up to three copies of them exist meanwhile."""
 
@@ -141,6 +139,6 @@ def _distributions(noted: Sequence[_Noted], top: int) -> Distributions:
 def _packed(logits: torch.Tensor, top: int) -> torch.Tensor:
     """Return ids, log-probabilities and tail as `[n, K + K + 1]`; float32 is exact for ids, which are below 2^24."""
     ids, log_probs, _ = top_logprobs(logits, top)
-    log_probs = log_probs.clamp_min(LEAST_LOG_PROB)
+    log_probs = log_probs.clamp_min(LEAST_LOGPROB)
     tail = (1.0 - log_probs.exp().sum(dim=1, keepdim=True)).clamp_min(0.0)
     return torch.cat([ids.float(), log_probs, tail], dim=1)

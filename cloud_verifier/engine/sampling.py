@@ -19,7 +19,7 @@ from outrider.core.target_token import Row, argmax, sampled_token, token_of
 from outrider.core.verification import typical_child
 
 LEAST_LOGPROB = -9999.0
-"""Replaces the logarithm of 0, as in OpenAI's API."""
+"""Replaces the logarithm of 0, as in OpenAI's API; no loss could use that."""
 SLICE_BYTES = 8 << 20
 """Size of the float32 logits that are turned into log-probabilities together."""
 FEW = 1024
@@ -141,34 +141,20 @@ def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Te
 
 
 @torch.inference_mode()
-def scores_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
     """Return the log-probability of each token by its own row, and those of the `top` likeliest tokens.
 
     logits: `[n, V]`, as the model returns them; computed in float32, slice by slice. Waits for the accelerator.
     """
+    found: list[TokenLogprobs] = []
     count = max(1, SLICE_BYTES // (4 * logits.shape[1]))
-    parts = (slice(first, first + count) for first in range(0, len(tokens), count))
-    return tuple(one for part in parts for one in _logprobs(logits[part], tokens[part], top))
-
-
-@torch.inference_mode()
-def logprobs_of(
-    logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], top: int
-) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probability of each token by the row that gave it, and those of the `top` likeliest tokens.
-
-    logits: `[R, V]`, as the model returns them; computed in float32. Waits for the accelerator.
-    """
-    return _logprobs(logits.index_select(0, torch.tensor(list(rows), device=logits.device)), tokens, top)
-
-
-def _logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of tokens and alternatives. logits: `[n, V]`, of the tokens' own rows."""
-    values = logits.float()
-    own = values.gather(1, torch.tensor(list(tokens), device=logits.device).unsqueeze(1))
-    ids, best, total = top_logprobs(values, top)
-    log_probs = torch.cat([own - total, best], dim=1).clamp(LEAST_LOGPROB, 0.0)
-    return tuple(
-        TokenLogprobs(first, tuple(zip(alternatives, rest, strict=True)))
-        for (first, *rest), alternatives in zip(log_probs.tolist(), ids.tolist(), strict=True)
-    )
+    for part in (slice(first, first + count) for first in range(0, len(tokens), count)):
+        values = logits[part].float()
+        own = values.gather(1, torch.tensor(list(tokens[part]), device=logits.device).unsqueeze(1))
+        ids, best, total = top_logprobs(values, top)
+        log_probs = torch.cat([own - total, best], dim=1).clamp(LEAST_LOGPROB, 0.0)
+        found += (
+            TokenLogprobs(first, tuple(zip(alternatives, rest, strict=True)))
+            for (first, *rest), alternatives in zip(log_probs.tolist(), ids.tolist(), strict=True)
+        )
+    return tuple(found)

@@ -42,7 +42,7 @@ PROMPT_DELAY = 0.02
 class StepBudget:
     """The most rows of one forward pass over all sessions, and the most for prompts while any session generates.
 
-    In fewer than 2 rows, or with none for prompts, some session would starve; EngineConfig refuses such bounds.
+    In fewer than 2 rows, or with none for prompts, some session would starve.
     """
 
     rows: int

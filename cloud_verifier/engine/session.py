@@ -14,9 +14,8 @@ import torch
 from cloud_verifier.engine.device_sampling import SessionWalk
 from cloud_verifier.engine.nodes import PendingNodes
 from cloud_verifier.engine.row_allocation import Acceptances
-from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
+from cloud_verifier.engine.sampling import Sampler, logprobs_of
 from cloud_verifier.engine.scheduler import StepCandidate
-from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.constraint import GrammarState, constraint_of
@@ -132,6 +131,7 @@ class EngineSession:
         sampling: SamplingParams,
         directive: Directive,
         *,
+        request: bytes,
         salt: str,
         acceptance: NodeAcceptance,
         now: float,
@@ -142,7 +142,8 @@ class EngineSession:
         grammar: GrammarState | None = None,
         server_gain: float = 0.0,
     ) -> None:
-        """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
+        """Begin an epoch. request: the fingerprint of what is asked for. acceptance: of the tenant's sessions, from
+        which this one's starts, and which learns from it.
 
         server_gain: tokens that the verifier's own nodes have added to a step without the device's in other sessions.
         draft_release: release that the device drafts with. record: whether the session's tokens are recorded.
@@ -152,10 +153,9 @@ class EngineSession:
         attach = protocol.attach
         self.session_id = session_id
         self.protocol = protocol
-        self.directive = directive
         self.draft_release = draft_release
         self.record = record
-        self.request: Fingerprint = fingerprint(attach, salt)
+        self.request = request
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.salt = salt
         self.computed = 0
@@ -171,7 +171,11 @@ class EngineSession:
         self._steps = self._committed = self._evaluated = self._accepted = 0
         """Verification steps, committed tokens, and its device's evaluated and accepted nodes."""
         self.nodes = PendingNodes(
-            protocol, NodeAcceptance(acceptance), most=capabilities.nodes_per_step, trees=capabilities.trees
+            protocol,
+            NodeAcceptance(acceptance),
+            directive,
+            most=capabilities.nodes_per_step,
+            trees=capabilities.trees,
         )
         self._nodes_per_level = MovingAverage(0.1)
         self.nodes.server_gain.add(server_gain)
@@ -254,7 +258,7 @@ class EngineSession:
     def set_directive(self, directive: Directive) -> None:
         """Follow another directive. Nodes outside a smaller window are no violation: the device may have sent them
         before it received the directive."""
-        self.directive = directive
+        self.nodes.directive = directive
         self.nodes.changed()
 
     # The scheduler's view
@@ -264,17 +268,16 @@ class EngineSession:
 
         compares: whether the verifier has nodes of its own, so that now and then the device is not waited for.
         """
-        protocol, directive = self.protocol, self.directive
+        protocol, server_gain = self.protocol, self.nodes.server_gain.value
         ends_next = protocol.position + 1 >= protocol.max_tokens
-        nodes_per_step, server_gain = self.nodes.most(directive), self.nodes.server_gain.value
         alone = compares and self._steps % COMPARE == COMPARE - 1
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
-            acceptances=self._acceptances(nodes_per_step),
+            acceptances=self.acceptances(),
             may_step=protocol.may_step and not self.blocked,
-            idle=nodes_per_step == 0 or protocol.idle or ends_next or alone or self.timing.expects_nothing,
-            draft_wait_s=1e-3 * directive.draft_wait_ms,
+            idle=self.nodes.most == 0 or protocol.idle or ends_next or alone or self.timing.expects_nothing,
+            draft_wait_s=1e-3 * self.nodes.directive.draft_wait_ms,
             rtt_s=self.timing.rtt_s,
             answers_s=self.timing.answers_s,
             gain=max(0.0, self._with_device.value - server_gain),
@@ -286,13 +289,9 @@ class EngineSession:
         )
 
     def acceptances(self) -> Acceptances:
-        """Return the acceptance of the nodes that a step may take, those of the verifier's sources among them if there
-        are any."""
-        nodes = self.nodes
-        return self._acceptances(nodes.most_together if nodes.merged else nodes.most(self.directive))
-
-    def _acceptances(self, count: int) -> Acceptances:
-        return tuple(acceptance for acceptance, _ in self.nodes.best(count, self.directive))
+        """Return the acceptance of the nodes that a step may take, those of the verifier's sources among them if they
+        were merged."""
+        return tuple(acceptance for acceptance, _ in self.nodes.best(self.nodes.most))
 
     # A step
 
@@ -301,11 +300,11 @@ class EngineSession:
         self.last_step = step
         self.had_rows = True
         if self.pending == 1 and not len(self.protocol.tree):
-            self.timing.on_step(now, 1e-3 * self.directive.draft_wait_ms)
+            self.timing.on_step(now, 1e-3 * self.nodes.directive.draft_wait_ms)
 
     def batch(self, nodes: int) -> TreeBatch:
         """Return the last committed token and so many nodes, those of greatest acceptance."""
-        return tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(nodes, self.directive)})
+        return tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(nodes)})
 
     def scored_rows(self, chain: int) -> range:
         """Return which rows of the next `chain` known tokens score the prompt: each one the token after its own."""
@@ -316,7 +315,7 @@ class EngineSession:
         """Keep the log-probabilities of the prompt's tokens that the next `chain` rows score. logits: `[n, V]`."""
         rows = self.scored_rows(chain)
         first, end = self.computed + rows.start + 1, self.computed + rows.stop + 1
-        self.scores = scores_of(logits, self.tokens[first:end], self.protocol.attach.prompt_logprobs)
+        self.scores = logprobs_of(logits, self.tokens[first:end], self.protocol.attach.prompt_logprobs)
 
     def commit_scores(self) -> list[Commit]:
         """Commit the prompt's log-probabilities that are kept, and return the messages for the device."""
@@ -332,14 +331,12 @@ class EngineSession:
         first: the session's first row among them."""
         if (top := self.protocol.logprobs) is not None:
             rows = [first + row for row in (0, *verified.rows)[: len(verified.tokens)]]
-            self.logprobs = logprobs_of(logits, rows, verified.tokens, top)
+            chosen = logits.index_select(0, torch.tensor(rows, device=logits.device))
+            self.logprobs = logprobs_of(chosen, verified.tokens, top)
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
-        of_device = map(self.nodes.of_device, batch.ids)
-        levels = (
-            max(compress(batch.depths, of_device), default=0) if self.nodes.merged else max(batch.depths, default=0)
-        )
+        levels = max(compress(batch.depths, map(self.nodes.of_device, batch.ids)), default=0)
         self.nodes.learn(batch, verified)
         device, tokens = self.nodes.device, len(verified.tokens)
         commit = self.protocol.commit(batch, verified, evaluated=device.evaluated)

@@ -13,6 +13,8 @@ POSITIONS = 32
 """Positions of a step for which accepted nodes are counted one by one; nodes beyond them are only in the total."""
 _BOUNDS = {"step_s": STEP_S, "rows": ROWS, "first_token_s": WAIT_S, "token_s": STEP_S, "queue_s": WAIT_S}
 """Histogram of the counters -> upper bounds of its buckets."""
+DECAY_S = 5.0
+"""Seconds in which an event of a rate fades by a factor of e."""
 STATES = ("queued", "prefill", "decode", "stalled")
 """States of live sessions. queued: it has had no row yet. prefill: its prompt is being computed. decode: it generates
 tokens. stalled: no step takes it until the device confirms more of the tokens that were sent."""
@@ -82,10 +84,9 @@ class MovingAverage:
 
 
 class Rate:
-    """Estimates events per second; in the estimate an event has the weight exp(-age / decay_s)."""
+    """Estimates events per second; an event has the weight exp(-age / DECAY_S)."""
 
-    def __init__(self, now: float, decay_s: float = 5.0) -> None:
-        self._decay_s = decay_s
+    def __init__(self, now: float) -> None:
         self._start = self._last = now
         self._weighted = 0.0
 
@@ -94,8 +95,8 @@ class Rate:
         self._last = now
 
     def per_second(self, now: float) -> float:
-        weight = self._decay_s * (1.0 - math.exp(-max(now - self._start, 1e-3) / self._decay_s))
+        weight = DECAY_S * (1.0 - math.exp(-max(now - self._start, 1e-3) / DECAY_S))
         return self._decayed(now) / weight
 
     def _decayed(self, now: float) -> float:
-        return self._weighted * math.exp(-(now - self._last) / self._decay_s)
+        return self._weighted * math.exp(-(now - self._last) / DECAY_S)

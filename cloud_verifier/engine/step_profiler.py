@@ -38,9 +38,11 @@ class StepProfiler:
         self._sessions = MovingAverage()
         self._tokens = MovingAverage()
         self._last_end: float | None = None
-        """When the last step ended; None if there was nothing to do since."""
-        self._marks: list[float] = []
-        """The moments of the current step, by perf_counter: where each of its parts begins, and the end of the last."""
+        """When the last step ended, by perf_counter; None if there was nothing to do since."""
+        self._begun = self._mark = 0.0
+        """When the current step began, and when its last part ended."""
+        self._current_s: dict[str, float] = {}
+        """Seconds of the parts of the current step that have ended."""
         self._followed = False
         """Whether the current step followed another one without idle time."""
         self._drafted_s = 0.0
@@ -58,23 +60,27 @@ class StepProfiler:
 
     def begin(self) -> None:
         """Begin a step, with what is left of its draft."""
-        now = perf_counter()
+        self._begun = self._mark = perf_counter()
         self._followed = self._last_end is not None
-        self._marks = [now if self._last_end is None else self._last_end, now]
+        between = self._begun - self._last_end if self._last_end is not None else 0.0
+        self._current_s = {"between": max(0.0, between - self._drafted_s), "draft": self._drafted_s}
 
     def restart(self) -> None:
         """Begin the current step anew, after its draft."""
+        self._begun = self._mark = perf_counter()
         self._followed = False
-        self._marks = 3 * [perf_counter()]
+        self._current_s = {"between": 0.0, "draft": 0.0}
 
-    def lap(self) -> None:
-        """End a part of the step."""
-        self._marks.append(perf_counter())
+    def lap(self, part: str) -> None:
+        """End a part of the step, one of PARTS."""
+        now = perf_counter()
+        self._current_s[part] = self._current_s.get(part, 0.0) + now - self._mark
+        self._mark = now
 
     def end(self) -> None:
         """End the step, whatever became of it."""
         self._last_end = perf_counter()
-        self._last_s = self._last_end - self._marks[1]
+        self._last_s = self._last_end - self._begun
         self._drafted_s = 0.0
 
     def expected_s(self, rows: int, sessions: int) -> float:
@@ -84,10 +90,7 @@ class StepProfiler:
 
     def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
         """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""
-        ends = zip(self._marks, self._marks[1:], strict=False)
-        parts = {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
-        parts["between"] = max(0.0, parts["between"] - self._drafted_s)
-        parts["draft"] += self._drafted_s
+        parts = self._current_s
         count_step(self._counters, parts, rows)
         self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
         if prefilled:

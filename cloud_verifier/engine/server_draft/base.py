@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
 from outrider.core.proposals import Proposal
 from outrider.core.tree import ROOT
@@ -55,22 +54,6 @@ class ProposalRequest:
     """Seconds in which the verifier commits a token otherwise: what one more is worth."""
 
 
-@dataclass(frozen=True)
-class EvaluatedRows:
-    """Holds what the target gave for the n rows that a session had in a step, which has been committed.
-
-    The first `chain` rows are known tokens, the others are nodes, accepted or not.
-    """
-
-    tokens: Sequence[int]
-    """`[n]`: the token of each row."""
-    chain: int
-    hidden: torch.Tensor
-    """`[m, H]`: the last hidden states of the last m rows, on the target's device; m exceeds the number of nodes."""
-    accepted: Sequence[int] = ()
-    """Rows of the accepted nodes, counted from the last known token's, which is row 0."""
-
-
 class ServerSource(Protocol):
     """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises.
 
@@ -79,38 +62,30 @@ class ServerSource(Protocol):
 
     name: str
     """In statistics and metrics: a short word, one for each class of sources."""
-    wants_hidden: bool
-    """Whether `observe` needs the last hidden state of each row."""
-    read_s: float
+    wants_hidden: bool = False
+    """Whether `observe` is called."""
+    read_s: float = 0.0
     """Seconds that the last `propose` took to read more than the last few tokens of sessions, as of their prompts. They
     do not count as the time of proposing."""
 
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
         """Return a tree by session id, which may be empty; none for sessions whose text it has not read yet."""
 
-    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-        """Learn from the rows of a session in the last step, if `wants_hidden`."""
+    def observe(self, session: EngineSession, states: torch.Tensor) -> None:
+        """Learn from the hidden states `[n, H]` after which the target gave the last n tokens of a session."""
+        return
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended; harmless if it is not known."""
 
 
-class LevelTime:
-    """Decides whether trees that are drafted level by level get another one, by the time that levels have taken."""
+def level_pays(level_s: float, reached: float, before: float, token_s: float) -> bool:
+    """Return whether a further level of trees is worth its time, if as many of its nodes are accepted as of the last.
 
-    def __init__(self) -> None:
-        self._seconds = MovingAverage()
-
-    def add(self, seconds: float) -> None:
-        """Learn from one level, which all sessions share."""
-        self._seconds.add(seconds)
-
-    def pays(self, reached: float, before: float, token_s: float) -> bool:
-        """Return whether a level is worth its time, if as many of its nodes are accepted as of the last one's.
-
-        reached: expected number of sessions whose target reaches the last level. before: the one before it.
-        """
-        return before > 0.0 and reached * reached / before * token_s >= self._seconds.value
+    level_s: seconds that a level takes, which all sessions share. reached: expected number of sessions whose target
+    reaches the last level. before: the one before it. token_s: seconds in which a token is committed otherwise.
+    """
+    return before > 0.0 and reached * reached / before * token_s >= level_s
 
 
 def kind_of(margin: float) -> int:

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -20,15 +21,16 @@ from torch import Tensor
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.server_draft.base import (
     CHILDREN,
-    EvaluatedRows,
-    LevelTime,
     ProposalRequest,
+    ServerSource,
     grow,
     kind_of,
+    level_pays,
     without_early_ends,
 )
-from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, MedusaHeads
+from cloud_verifier.engine.server_draft.head_models import HEAD_WIDTH, EagleHead, Heads, MedusaHeads
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
 
@@ -57,34 +59,33 @@ class _Memory:
     """`[n, H]`: new ones, which are not among the keys yet."""
     tokens: list[int]
     """Those that followed them."""
-    keys: Tensor | None = None
+    keys: Tensor
     """`[m, heads, HEAD_WIDTH]`, of the EAGLE layer, the newest last."""
-    values: Tensor | None = None
+    values: Tensor
 
 
 @dataclass
 class _Node:
     """A node that is proposed, or the root of a tree."""
 
-    probability: float
+    number: int
+    """Of the tree's session among those that are drafted for."""
+    path: tuple[int, ...] = ()
+    probability: float = 1.0
     """Of its path."""
-    path: tuple[int, ...]
-    parent: _Node | None = None
     kind: int = 0
+    ends: bool = False
     state: Tensor | None = None
     """`[H]`: the state that its parent's entry predicts."""
     entries: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Keys and values of the nodes above it."""
-    ends: bool = False
-    id: int = ROOT
 
 
-class HeadsSource:
-    """Implements ServerSource over heads of either kind; see there."""
+class HeadsSource(ServerSource):
+    """Proposes with heads of either kind."""
 
     name = "heads"
     wants_hidden = True
-    read_s = 0.0
 
     def __init__(self, heads: Heads, target: TargetLayers, *, vocabulary: int) -> None:
         """Propose ids below `vocabulary` alone. heads: on the device of the target, in its dtype."""
@@ -92,19 +93,18 @@ class HeadsSource:
         self._target = target
         self._vocabulary = vocabulary
         self._memories: dict[str, _Memory] = {}
-        self._level = LevelTime()
+        self._level_s = MovingAverage()
+        """Seconds of one level, which all sessions share."""
         self._window = heads.shape.window if isinstance(heads, EagleHead) else 1
 
-    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-        nodes = len(rows.tokens) - rows.chain
-        path = len(rows.hidden) - nodes - 1 + torch.tensor([0, *rows.accepted])
-        states, tokens = rows.hidden[path.to(rows.hidden.device)], session.tokens[-len(path) :]
+    def observe(self, session: EngineSession, states: Tensor) -> None:
         memory = self._memories.get(session.session_id)
-        if memory is None or memory.length != len(session.tokens) - len(path):  # a step was not seen
-            memory = self._memories[session.session_id] = _Memory(0, states[:0], [])
+        if memory is None or memory.length != len(session.tokens) - len(states):  # a step was not seen
+            none = states.new_zeros(0, self._heads.shape.width // HEAD_WIDTH, HEAD_WIDTH)
+            memory = self._memories[session.session_id] = _Memory(0, states[:0], [], none, none)
         memory.length = len(session.tokens)
         memory.states = torch.cat((memory.states, states))[-self._window :]
-        memory.tokens = [*memory.tokens, *tokens][-self._window :]
+        memory.tokens = [*memory.tokens, *session.tokens[-len(states) :]][-self._window :]
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
@@ -136,15 +136,14 @@ class HeadsSource:
         predicted = heads(states)
         logits = self._target.output(predicted.flatten(0, 1)).float().cpu().view(*predicted.shape[:2], -1)
 
-        def tree(number: int, request: ProposalRequest) -> ProposedTree:
-            def children(path: Sequence[int]) -> list[Proposal]:
-                return (
-                    self._children(request.session, logits[len(path), number], path) if len(path) < len(logits) else []
-                )
+        return {
+            one.session.session_id: grow(one, partial(self._children_ahead, one.session, logits[:, number]))
+            for number, one in enumerate(requests)
+        }
 
-            return grow(request, children)
-
-        return {one.session.session_id: tree(number, one) for number, one in enumerate(requests)}
+    def _children_ahead(self, session: EngineSession, logits: Tensor, path: Sequence[int]) -> list[Proposal]:
+        """Return the proposals after `path` by the head of its level. logits: `[K, V]`."""
+        return self._children(session, logits[len(path)], path) if len(path) < len(logits) else []
 
     # EAGLE
 
@@ -152,7 +151,7 @@ class HeadsSource:
         """Return trees that are drafted level by level, from the head's own predictions."""
         inputs, queries, keys, values, seen = self._catch_up(requests, heads)
         trees: list[list[_Node]] = [[] for _ in requests]
-        level = [(number, _Node(1.0, ())) for number in range(len(requests))]
+        level = [_Node(number) for number in range(len(requests))]
         distance = torch.arange(keys.shape[1] - 1, -1, -1, device=keys.device)[None, None]
         attended = heads.attend(queries[:, None], keys, values, distance, seen[:, None])[:, 0]
         reached = float(len(requests))
@@ -160,24 +159,20 @@ class HeadsSource:
             begun = time.perf_counter()
             predicted = heads.finish(inputs, attended)
             logits = self._target.output(predicted).float().cpu()
-            grown: list[tuple[int, _Node]] = []
-            for row, (number, node) in enumerate(level):
-                grown += [(number, child) for child in self._grown(requests[number], node, logits[row], predicted[row])]
-            for number, child in grown:
-                trees[number].append(child)
-            level = self._best(grown, trees, requests) if depth < heads.shape.depth else []
+            for row, node in enumerate(level):
+                trees[node.number] += self._grown(requests[node.number], node, logits[row], predicted[row])
+            level = _best(trees, requests, depth) if depth < heads.shape.depth else []
             before, reached = reached, _reached(level)
-            if not level or not self._level.pays(reached, before, requests[0].token_s):
+            if not level or not level_pays(self._level_s.value, reached, before, requests[0].token_s):
                 break
-            states = torch.stack([node.state for _, node in level if node.state is not None])
-            inputs, queries, own_keys, own_values = heads.entries(
-                states, self._embedded([n.path[-1] for _, n in level])
-            )
-            for (_, node), key, value in zip(level, own_keys, own_values, strict=True):
+            states = torch.stack([node.state for node in level if node.state is not None])
+            embedded = self._embedded([node.path[-1] for node in level])
+            inputs, queries, own_keys, own_values = heads.entries(states, embedded)
+            for node, key, value in zip(level, own_keys, own_values, strict=True):
                 node.entries = [*node.entries, (key, value)]
-            among = torch.tensor([number for number, _ in level], device=keys.device)
-            above_keys = torch.stack([torch.stack([key for key, _ in node.entries]) for _, node in level])
-            above_values = torch.stack([torch.stack([value for _, value in node.entries]) for _, node in level])
+            among = torch.tensor([node.number for node in level], device=keys.device)
+            above_keys = torch.stack([torch.stack([key for key, _ in node.entries]) for node in level])
+            above_values = torch.stack([torch.stack([value for _, value in node.entries]) for node in level])
             own = torch.arange(depth - 1, -1, -1, device=keys.device)[None, None]
             attended = heads.attend(
                 queries[:, None],
@@ -186,7 +181,7 @@ class HeadsSource:
                 torch.cat((distance + depth, own), dim=2),
                 torch.cat((seen[among], seen.new_ones(len(level), depth)), dim=1)[:, None],
             )[:, 0]
-            self._level.add(time.perf_counter() - begun)
+            self._level_s.add(time.perf_counter() - begun)
         return {one.session.session_id: _tree(one, nodes) for one, nodes in zip(requests, trees, strict=True)}
 
     def _catch_up(
@@ -204,23 +199,20 @@ class HeadsSource:
         for memory, new_keys, new_values in zip(
             memories, torch.split(keys, counts), torch.split(values, counts), strict=True
         ):
-            if memory.keys is not None and memory.values is not None:
-                new_keys = torch.cat((memory.keys, new_keys))
-                new_values = torch.cat((memory.values, new_values))
             # The last entry stays new, since a proposal may be asked for again before the next commit.
-            memory.keys, memory.values = new_keys[:-1][-self._window :], new_values[:-1][-self._window :]
+            memory.keys = torch.cat((memory.keys, new_keys[:-1]))[-self._window :]
+            memory.values = torch.cat((memory.values, new_values[:-1]))[-self._window :]
             memory.states, memory.tokens = memory.states[-1:], memory.tokens[-1:]
         last = torch.tensor(counts, device=x.device).cumsum(0) - 1
-        length = max(len(memory.keys) for memory in memories if memory.keys is not None) + 1
+        length = max(len(memory.keys) for memory in memories) + 1
         shape = (len(memories), length, *keys.shape[1:])
         all_keys, all_values = keys.new_zeros(shape), values.new_zeros(shape)
         seen = torch.zeros(shape[:2], dtype=torch.bool, device=x.device)
         for number, memory in enumerate(memories):
-            if memory.keys is not None and memory.values is not None and len(memory.keys):
-                all_keys[number, length - 1 - len(memory.keys) : -1] = memory.keys
-                all_values[number, length - 1 - len(memory.values) : -1] = memory.values
-                seen[number, length - 1 - len(memory.keys) :] = True
-        all_keys[:, -1], all_values[:, -1], seen[:, -1] = keys[last], values[last], True
+            begin = length - 1 - len(memory.keys)
+            all_keys[number, begin:-1], all_values[number, begin:-1] = memory.keys, memory.values
+            seen[number, begin:] = True
+        all_keys[:, -1], all_values[:, -1] = keys[last], values[last]
         return x[last], queries[last], all_keys, all_values, seen
 
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
@@ -239,42 +231,33 @@ class HeadsSource:
             if probability >= request.floor:
                 ends = session.protocol.ends(proposal.token, session.protocol.position + len(node.path))
                 path = (*node.path, proposal.token)
-                children.append(_Node(probability, path, node, kind, predicted, node.entries, ends))
+                children.append(_Node(node.number, path, probability, kind, ends, predicted, node.entries))
         return children
 
-    @staticmethod
-    def _best(
-        grown: Sequence[tuple[int, _Node]], trees: Sequence[Sequence[_Node]], requests: Sequence[ProposalRequest]
-    ) -> list[tuple[int, _Node]]:
-        """Return each session's most probable nodes of a level, at most BEAM, by its number. None is below a node that
-        has no place among the best of its tree: it would have none either."""
-        least = [
-            heapq.nlargest(one.nodes, (node.probability for node in tree))[-1] if len(tree) > one.nodes else 0.0
-            for one, tree in zip(requests, trees, strict=True)
-        ]
-        by_session: dict[int, list[_Node]] = {}
-        for number, node in grown:
-            if not node.ends and node.probability >= least[number]:
-                by_session.setdefault(number, []).append(node)
-        return [
-            (number, node)
-            for number, nodes in by_session.items()
-            for node in heapq.nlargest(BEAM, nodes, key=lambda one: one.probability)
-        ]
+
+def _best(trees: Sequence[Sequence[_Node]], requests: Sequence[ProposalRequest], depth: int) -> list[_Node]:
+    """Return the most probable nodes of the trees' last level, at most BEAM of each. None is below a node that has no
+    place among the best of its tree: it would have none either."""
+    found: list[_Node] = []
+    for one, tree in zip(requests, trees, strict=True):
+        best = heapq.nlargest(one.nodes, (node.probability for node in tree)) if len(tree) > one.nodes else [0.0]
+        last = (n for n in tree if len(n.path) == depth and not n.ends and n.probability >= best[-1])
+        found += heapq.nlargest(BEAM, last, key=lambda node: node.probability)
+    return found
 
 
-def _reached(level: Sequence[tuple[int, _Node]]) -> float:
+def _reached(level: Sequence[_Node]) -> float:
     """Return the expected number of sessions whose target reaches these nodes of a level."""
     by_session: defaultdict[int, float] = defaultdict(float)
-    for number, node in level:
-        by_session[number] += node.probability
+    for node in level:
+        by_session[node.number] += node.probability
     return sum(min(1.0, probability) for probability in by_session.values())
 
 
 def _tree(request: ProposalRequest, nodes: Sequence[_Node]) -> ProposedTree:
     """Return the tree of the most probable nodes, as many as are of use. nodes: parents before children."""
     tree = ProposedTree(request.session.protocol.position)
+    ids: dict[tuple[int, ...], int] = {(): ROOT}
     for node in sorted(nodes, key=lambda one: -one.probability)[: request.nodes]:  # a stable sort: parents stay before
-        parent = node.parent.id if node.parent is not None else ROOT
-        node.id = tree.propose(parent, node.path[-1], node.kind)
+        ids[node.path] = tree.propose(ids[node.path[:-1]], node.path[-1], node.kind)
     return tree

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.server_draft.base import (
     USUAL_TOKENS,
-    EvaluatedRows,
-    LevelTime,
     ProposalRequest,
+    ServerSource,
     kind_of,
+    level_pays,
     without_early_ends,
 )
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.stats import MovingAverage
-from outrider.core.proposals import Proposal, propose
+from outrider.core.proposals import propose
 from outrider.core.tree import ROOT
 
 if TYPE_CHECKING:
@@ -56,40 +56,25 @@ class _Sequence:
 
 @dataclass
 class _Draft:
-    """A tree while it is drafted. path: tokens of the chain. tip: the chain's last node."""
+    """A tree while it is drafted: a chain, and children beside it."""
 
     request: ProposalRequest
     sequence: _Sequence
+    unread: Sequence[int]
+    """Tokens of the session that the sequence must read first: at least the last one, whose logits are needed."""
     tree: ProposedTree
     path: list[int] = field(default_factory=list)
+    """Tokens of the chain."""
     tip: int = ROOT
+    """The chain's last node."""
     acceptance: float = 1.0
     """Of the chain's path."""
 
-    @property
-    def session(self) -> EngineSession:
-        return self.request.session
 
-    def add(self, proposals: Sequence[Proposal]) -> bool:
-        """Add children of the tip, the first of which becomes the tip; return whether the chain goes on below it."""
-        position = self.session.protocol.position + len(self.path)
-        if len(self.path) + 1 >= self.session.left or not proposals:
-            return False
-        kind = kind_of(proposals[0].margin)
-        nodes = [self.tree.propose(self.tip, one.token, kind_of(one.margin)) for one in proposals]
-        self.tip = nodes[0]
-        self.path.append(proposals[0].token)
-        self.acceptance *= self.request.acceptance.estimate(kind, 0)
-        ends = self.session.protocol.ends(proposals[0].token, position)
-        return not ends and self.acceptance >= self.request.floor
-
-
-class LlamaServerDraft:
-    """Implements ServerSource in the context's sequences; a session gets one with its first draft and keeps it until
-    `release`."""
+class LlamaServerDraft(ServerSource):
+    """Drafts in the context's sequences; a session gets one with its first draft and keeps it until `release`."""
 
     name = "gguf"
-    wants_hidden = False
 
     def __init__(
         self,
@@ -112,33 +97,30 @@ class LlamaServerDraft:
         self._refused: set[str] = set()
         """Sessions that cannot be drafted for any more."""
         self._clock = clock
-        self._level = LevelTime()
+        self._level_s = MovingAverage()
+        """Seconds of one level, which all sessions share."""
         self._read_token_s = MovingAverage()
         """Seconds in which a token of a prompt is read."""
-        self.read_s = 0.0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
         """Draft a tree for each session that can be drafted for, by id: one decode per level for all of them."""
         self.read_s = 0.0
         growing, rows = self._catch_up(requests)
-        trees = {one.session.session_id: one.tree for one in growing}
+        trees = {one.request.session.session_id: one.tree for one in growing}
         reached = float(len(growing))
         for depth in range(self._depth):
             growing = [one for one, row in zip(growing, rows, strict=True) if self._extend(one, row)]
             before, reached = reached, sum(one.acceptance for one in growing)
             if not growing or depth + 1 == self._depth:
                 break
-            if not self._level.pays(reached, before, growing[0].request.token_s):
+            if not level_pays(self._level_s.value, reached, before, growing[0].request.token_s):
                 break
             begun = self._clock()
-            rows = self._chains.feed([(one.sequence.number, one.path[len(one.sequence.drafted) :]) for one in growing])
-            self._level.add(self._clock() - begun)
+            rows = self._chains.feed([(one.sequence.number, one.path[-1:]) for one in growing])
+            self._level_s.add(self._clock() - begun)
             for one in growing:
-                one.sequence.drafted = list(one.path)
+                one.sequence.drafted.append(one.path[-1])
         return trees
-
-    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-        """Learn nothing."""
 
     def release(self, session_id: str) -> None:
         """Free the sequence of a session that has ended."""
@@ -150,23 +132,24 @@ class LlamaServerDraft:
 
     def _catch_up(self, requests: Sequence[ProposalRequest]) -> tuple[list[_Draft], Logits | list[Logits]]:
         """Read what was committed since; return sessions that are up to date, and their last logits `[n, V]`."""
-        taken = [(one, sequence) for one in requests if (sequence := self._sequence(one)) is not None]
-        behind = sorted(
-            ((self._unread(sequence, one.session), one, sequence) for one, sequence in taken),
-            key=lambda one: len(one[0]),
-        )
-        left = PROMPT_TOKENS + USUAL_TOKENS * len(behind)
+        drafts = [
+            _Draft(one, sequence, self._unread(sequence, one.session), ProposedTree(one.session.protocol.position))
+            for one in requests
+            if (sequence := self._sequence_of(one)) is not None
+        ]
+        left = PROMPT_TOKENS + USUAL_TOKENS * len(drafts)
         feeds: list[tuple[int, Sequence[int]]] = []
         growing: list[_Draft] = []
-        for new, request, sequence in behind:  # the shortest first, so that only sessions with a prompt to read wait
-            now = new[:left]
+        # The shortest first, so that only sessions with a prompt to read wait.
+        for draft in sorted(drafts, key=lambda one: len(one.unread)):
+            now = draft.unread[:left]
             if not now:
                 break
             left -= len(now)
-            sequence.agreed += len(now)
-            feeds.append((sequence.number, now))
-            if len(now) == len(new):
-                growing.append(_Draft(request, sequence, ProposedTree(request.session.protocol.position)))
+            draft.sequence.agreed += len(now)
+            feeds.append((draft.sequence.number, now))
+            if len(now) == len(draft.unread):
+                growing.append(draft)
         return growing, self._read(feeds)[: len(growing)] if feeds else []
 
     def _read(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits:
@@ -182,7 +165,7 @@ class LlamaServerDraft:
             self._read_token_s.add(token_s)
         return rows
 
-    def _sequence(self, request: ProposalRequest) -> _Sequence | None:
+    def _sequence_of(self, request: ProposalRequest) -> _Sequence | None:
         """Return the session's sequence; None if none is free, if the context or vocabulary lacks its tokens, or if
         reading them takes longer than the target takes for what is left to generate."""
         session = request.session
@@ -204,7 +187,7 @@ class LlamaServerDraft:
         return sequence
 
     def _unread(self, sequence: _Sequence, session: EngineSession) -> Sequence[int]:
-        """Drop what was drafted wrong and return the tokens to read: at least the last one, whose logits are needed."""
+        """Drop what was drafted wrong, and return the tokens to read."""
         new = session.tokens[sequence.agreed :]
         accepted = 0
         while accepted < min(len(sequence.drafted), len(new) - 1) and sequence.drafted[accepted] == new[accepted]:
@@ -215,11 +198,21 @@ class LlamaServerDraft:
         return new[accepted:]
 
     def _extend(self, one: _Draft, row: Logits) -> bool:
-        """Add the children of the chain's tip by its logits `[V]`; return whether the chain goes on."""
-        session, sampler = one.session, one.session.sampler
+        """Add children of the chain's tip by its logits `[V]`, the first of which becomes the tip; return whether the
+        chain goes on below it."""
+        session, sampler = one.request.session, one.request.session.sampler
+        if len(one.path) + 1 >= session.left:
+            return False
         position = session.protocol.position + len(one.path)
         logits = without_early_ends(row[: self._shared], session, position)
         if self._unlike:
             logits = logits.copy()
             logits[self._unlike] = -np.inf
-        return one.add(propose(logits, sampler.params, sampler.key, position, sampler.counts, one.path, CHILDREN))
+        children = propose(logits, sampler.params, sampler.key, position, sampler.counts, one.path, CHILDREN)
+        if not children:
+            return False
+        nodes = [one.tree.propose(one.tip, child.token, kind_of(child.margin)) for child in children]
+        one.tip = nodes[0]
+        one.path.append(children[0].token)
+        one.acceptance *= one.request.acceptance.estimate(one.tree.kinds[one.tip], 0)
+        return one.acceptance >= one.request.floor and not session.protocol.ends(children[0].token, position)

@@ -1,9 +1,9 @@
 """Add nodes of the verifier's own sources to a step: which sources pay, for which sessions, and how many nodes each.
 
-The trees of all sources are merged with the device's nodes of a session (PendingNodes.offer), and the allocation policy
-ranks all nodes of all sessions together. So a source's node never takes a row that a device's node is worth more for,
-and where a row's time is worth more than any of its nodes it gets none. What is left to decide is whether a source is
-asked at all, since its drafting takes time.
+The trees of all sources are merged with the device's nodes of a session (nodes.py), and the allocation policy ranks all
+nodes of all sessions together. So a source's node never takes a row that a device's node is worth more for, and where a
+row's time is worth more than any of its nodes it gets none. What is left to decide is whether a source is asked at all,
+since its drafting takes time.
 
 Sources draft as soon as a session's last tokens are known, before it is decided whether to wait for its device. What a
 near device answers meanwhile is taken in before the step.
@@ -14,20 +14,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.interface import SessionRows, TargetExecutor
-from cloud_verifier.engine.nodes import ProposedTree, SourceOutcome
+from cloud_verifier.engine.interface import TargetExecutor
+from cloud_verifier.engine.nodes import SourceOutcome, tenant_acceptance
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
-from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ServerSource
+from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
 from outrider.core.acceptance.node_acceptance import SURER
@@ -53,14 +51,15 @@ for in such a step."""
 class Drafting:
     """Judges whether the time of drafting pays, by what it took and gained for a session.
 
-    gain: mean tokens that it adds to a step of a session, less the price of their nodes. paused: whether it was last
-    found not to pay, outside of a trial.
+    gain: mean tokens that it adds to a step of a session, less the price of their nodes. gains: the same of each
+    session in the last step. seconds: of drafting for a session, without the reading of prompts. paused: whether it was
+    last found not to pay, outside of a trial.
     """
 
     def __init__(self) -> None:
         self.gain = MovingAverage()
+        self.gains: list[float] = []
         self.seconds = MovingAverage()
-        """Of drafting for a session, without the reading of prompts."""
         self.paused = False
         self._judged = 0
 
@@ -79,10 +78,12 @@ class Drafting:
         self.paused = not pays and not trial
         return sessions if pays else min(sessions, TRIAL_SESSIONS) if trial else 0
 
-    def observe(self, gains: Sequence[float]) -> None:
-        """Learn the gains of a step in each session."""
-        self.gain.add(sum(gains) / len(gains))
-        self._judged += 1
+    def learn(self) -> None:
+        """Learn from the gains of the last step."""
+        if self.gains:
+            self.gain.add(sum(self.gains) / len(self.gains))
+            self.gains.clear()
+            self._judged += 1
 
 
 class _Source:
@@ -106,18 +107,12 @@ class Overlay:
         """Take sources with distinct names, the cheapest first. clock: measures what they take."""
         self._sources = [_Source(source) for source in sources]
         self._clock = clock
-        self._last: list[tuple[SessionRows, Verified | None]] = []
-        """Rows of the last step, and each session's path."""
-        self._drafts: dict[str, tuple[bool, Mapping[str, ProposedTree]]] = {}
-        """Session id -> whether nodes of its device were there or expected, and what each source that was asked has
-        proposed, a tree without nodes if it found none; until its next commit."""
-        self._gains: defaultdict[Drafting, list[float]] = defaultdict(list)
-        """Tokens gained, less the price of their nodes, in each session of the last step."""
+        self._last: list[tuple[EngineSession, Sequence[int]]] = []
+        """Sessions that have generated in the last step, with the rows of their accepted nodes."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the sources that are in use."""
-        return tuple(one.source.name for one in self._sources)
+    def has_sources(self) -> bool:
+        return bool(self._sources)
 
     @property
     def serves_without_device(self) -> bool:
@@ -129,76 +124,70 @@ class Overlay:
 
         Return whether a source was asked. A session for which a device was waited in vain may be asked about again.
         """
-        for drafting, gains in self._gains.items():
-            drafting.observe(gains)
-        self._gains.clear()
-        ready, generating = _sessions(plan, live)
-        if not plan.node_rows or not self._sources:
-            return False
+        for one in self._sources:
+            for drafting in one.drafting.values():
+                drafting.learn()
+        ready, served = _sessions(plan, live)
         near = plan.coming.union(a.session_id for a in plan.allocations if a.nodes)
-        undrafted = [s for s in generating if self._is_undrafted(s, s.session_id in near)]
-        if not undrafted:
+        undrafted = [s for s in served if s.nodes.wants_drafts(device_near=s.session_id in near)]
+        if not plan.node_rows or not undrafted:
             return False
-        groups = {beside: sum((s.session_id in near) is beside for s in generating) for beside in (False, True)}
-        cost, nodes = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
-        commits = sum(1.0 + max(sum(s.acceptances()[: nodes[s.session_id]]), s.nodes.server_gain.value) for s in ready)
-        step_s, floor = float(cost(np.zeros(1, np.int64))[0]), _floor(commits, cost)
-        if step % EXPLORE == 0:
-            floor = LEAST_FLOOR
-        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
-        trees: dict[str, dict[str, ProposedTree]] = {session.session_id: {} for session in undrafted}
+        cost, planned = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
+        commits = sum(
+            1.0 + max(sum(s.acceptances()[: planned[s.session_id]]), s.nodes.server_gain.value) for s in ready
+        )
+        step_s = float(cost(np.zeros(1, np.int64))[0])
+        floor = LEAST_FLOOR if step % EXPLORE == 0 else _floor(commits, cost)
+        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(served)))
+        for session in undrafted:
+            session.nodes.begin_drafts(device_near=session.session_id in near)
         any_asked = False
         for one in list(self._sources):
-            asked: list[EngineSession] = []
-            for beside, sessions in groups.items():
-                drafting = one.drafting[beside]
+            requests: list[ProposalRequest] = []
+            for beside, drafting in one.drafting.items():
+                sessions = sum((s.session_id in near) is beside for s in served)
                 otherwise = max(len(ready), commits - drafting.gain.value * sessions)
                 most = drafting.sessions_to_ask(sessions, step, step_s / otherwise)
-                asked += [s for s in undrafted if (s.session_id in near) is beside][:most]
-            if not asked:
-                continue
-            any_asked, name = True, one.source.name
-            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
-            requests = [
-                ProposalRequest(s, min(each, s.nodes.most_together), floor, own, step_s / commits) for s, own in known
-            ]
-            for session_id, tree in self._proposed(one, requests, near).items():
-                trees[session_id][name] = tree
-        for session in undrafted:
-            key = session.session_id
-            self._drafts[key] = (key in near, trees[key])
+                for session in [s for s in undrafted if s.nodes.device_near is beside][:most]:
+                    nodes = min(each, session.nodes.most_together)
+                    acceptance = session.nodes.acceptance_of(one.source.name, one.prior(session.salt))
+                    requests.append(ProposalRequest(session, nodes, floor, acceptance, step_s / commits))
+            if requests:
+                any_asked = True
+                self._ask(one, requests)
         return any_asked
 
     def extend(
         self, plan: StepPlan, live: Mapping[str, EngineSession], policy: AllocationPolicy, profiler: StepProfiler
     ) -> StepPlan:
         """Return the plan with the nodes that were drafted, all nodes allocated anew by the policy."""
-        ready, generating = _sessions(plan, live)
-        drafts = [(s, self._drafts.get(s.session_id, (False, {}))[1]) for s in generating]
-        offers = [(session, trees) for session, trees in drafts if any(trees.values())]
-        if not offers or not plan.node_rows:
+        if not self._sources or not plan.node_rows:
             return plan
-        for session, trees in offers:
-            session.nodes.offer(trees, session.directive)
+        ready, served = _sessions(plan, live)
+        merged = [session.nodes.merge_drafts() for session in served]
+        if not any(merged):
+            return plan
         acceptances = [session.acceptances() for session in ready]
         counts, favoured = policy(acceptances, plan.node_rows, _step_cost(plan, profiler))
         nodes = {session.session_id: count for session, count in zip(ready, counts, strict=True)}
         allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
         return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))
 
-    def committed(self, rows: SessionRows, verified: Verified | None, price: float) -> None:
-        """Take what a session's rows of a step have brought, after its commit.
+    def committed(self, session: EngineSession, verified: Verified | None, price: float) -> None:
+        """Take what a step has brought in a session, after its commit, and drop the session's drafts.
 
         verified: None while a prompt is read. price: tokens that the time of one more node would commit otherwise.
         """
-        beside, trees = self._drafts.pop(rows.session.session_id, (False, {}))
-        for one in self._sources if verified is not None else ():
-            tree, drafting = trees.get(one.source.name), one.drafting[beside]
-            # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
-            if tree or (tree is not None and drafting.known):
-                outcome = rows.session.nodes.own.get(one.source.name, SourceOutcome())
-                self._gains[drafting].append(outcome.gain - price * outcome.added)
-        self._last.append((rows, verified))
+        nodes = session.nodes
+        if verified is not None and self._sources:
+            self._last.append((session, verified.rows))
+            for one in self._sources:
+                tree, drafting = nodes.drafts.get(one.source.name), one.drafting[nodes.device_near]
+                # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
+                if tree or (tree is not None and drafting.known):
+                    outcome = nodes.own.get(one.source.name, SourceOutcome())
+                    drafting.gains.append(outcome.gain - price * outcome.added)
+        nodes.end_step()
 
     def observe(self, executor: TargetExecutor) -> None:
         """Let the sources learn from the rows of the last step, before the executor begins the next one.
@@ -212,48 +201,37 @@ class Overlay:
                 continue
             begun = self._clock()
             try:
-                for session, rows in _evaluated(
-                    executor, last[: TRIAL_SESSIONS if one.drafting[False].paused else None]
-                ):
-                    one.source.observe(session, rows)
+                for session, accepted in last[: TRIAL_SESSIONS if one.drafting[False].paused else None]:
+                    if (states := executor.hidden_states(session)) is not None:
+                        one.source.observe(session, states[[0, *accepted]])
             except Exception:
                 self._failed(one)
             one.observing_s = self._clock() - begun
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended, and do not observe its last step."""
-        self._last = [one for one in self._last if one[0].session.session_id != session_id]
-        self._drafts.pop(session_id, None)
+        self._last = [one for one in self._last if one[0].session_id != session_id]
         for one in list(self._sources):
             try:
                 one.source.release(session_id)
             except Exception:
                 self._failed(one)
 
-    def _is_undrafted(self, session: EngineSession, beside: bool) -> bool:
-        """Return whether the sources are to be asked about a session. beside: whether it has nodes or expects some."""
-        draft = self._drafts.get(session.session_id)
-        return draft is None or (draft[0] and not beside and not any(draft[1].values()))
-
-    def _proposed(
-        self, one: _Source, requests: Sequence[ProposalRequest], near: frozenset[str]
-    ) -> Mapping[str, ProposedTree]:
-        """Return the trees of one source, and learn what they took; none if it fails.
-
-        near: sessions for which nodes of their devices are there or expected.
-        """
+    def _ask(self, one: _Source, requests: Sequence[ProposalRequest]) -> None:
+        """Have a source draft for sessions, and learn what that took; one that fails drafts nothing more."""
         begun = self._clock()
         try:
             trees = one.source.propose(requests)
         except Exception:
             self._failed(one)
-            return {}
+            return
         seconds = self._clock() - begun - one.source.read_s + one.observing_s
-        if trees:
+        drafted = [request.session for request in requests if request.session.session_id in trees]
+        for session in drafted:
+            session.nodes.drafts[one.source.name] = trees[session.session_id]
+        for beside in {session.nodes.device_near for session in drafted}:
+            one.drafting[beside].seconds.add(seconds / len(drafted))
             one.observing_s = 0.0
-        for beside in {session_id in near for session_id in trees}:
-            one.drafting[beside].seconds.add(seconds / len(trees))
-        return trees
 
     def _failed(self, one: _Source) -> None:
         """Go on without a source, which has raised."""
@@ -284,19 +262,3 @@ def _floor(commits: float, cost: CostCurve) -> float:
     plain, more = map(float, cost(np.array([0, FURTHER_NODES])))
     price = commits / plain * (more - plain) / FURTHER_NODES if plain > 0.0 else 0.0
     return min(GREATEST_FLOOR, max(LEAST_FLOOR, FLOOR_SHARE * price))
-
-
-def _evaluated(
-    executor: TargetExecutor, last: Sequence[tuple[SessionRows, Verified | None]]
-) -> list[tuple[EngineSession, EvaluatedRows]]:
-    """Return the rows of the last step with their hidden states, of sessions that have generated."""
-    found = []
-    for rows, verified in last:
-        hidden = executor.hidden_states(rows.session) if verified is not None else None
-        if verified is None or hidden is None:
-            continue
-        session, nodes = rows.session, rows.batch.tokens if rows.batch is not None else ()
-        before = len(session.tokens) - len(verified.tokens)
-        tokens = (*session.tokens[before - rows.chain : before], *nodes)
-        found.append((session, EvaluatedRows(tokens, rows.chain, hidden, verified.rows)))
-    return found

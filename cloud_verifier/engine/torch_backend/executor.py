@@ -18,7 +18,7 @@ from cloud_verifier.engine.step_profiler import SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
+from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded, Unavailable
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.verification import Verified
@@ -70,12 +70,13 @@ class TorchExecutor:
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         attach, limits = session.protocol.attach, session.protocol.limits
+        longest = len(attach.prompt) + attach.max_tokens
         older = self.slots.get(replaced) if replaced else None
         slots = SessionSlots(
             self.pool,
             session.tokens,
-            most=slots_needed(attach, limits),
-            last_position=len(attach.prompt) + attach.max_tokens - 1,
+            most=longest + limits.nodes,
+            last_position=longest - 1,
             salt=session.salt,
         )
         if self._prefix_cache:
@@ -106,7 +107,7 @@ class TorchExecutor:
         segment, scored = self.slots[session].segment(rows.chain, rows.batch), session.scored_rows(rows.chain)
         self._segments[session] = replace(segment, scored=scored) if scored else segment
 
-    def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+    def run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
         """Raises Unavailable if the device has failed: until the process ends, it computes nothing more."""
         try:
             return self._run(rows, lap)
@@ -115,16 +116,16 @@ class TorchExecutor:
                 raise
             raise Unavailable(f"{self.model.hardware} has failed: {str(error).splitlines()[0]}") from error
 
-    def _run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+    def _run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
         packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
-        lap()
+        lap("plan")
         logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self.pool))
-        lap()
+        lap("forward")
         results = self._verify(rows, packed.logit_starts, logits)
         for one, start in zip(rows, packed.logit_starts, strict=True):
             if one.batch is not None and self.model.states is not None:
                 self._hidden[one.session] = self.model.states[start : start + 1 + len(one.batch.ids)]
-        lap()
+        lap("verify")
         return results
 
     def hidden_states(self, session: EngineSession) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ import torch
 from cloud_verifier.engine.torch_backend.prefix_cache import PrefixCache, Slots
 from outrider.core.errors import InternalError
 
-__all__ = ["KVPool", "LayerShape", "SlotTable", "Slots"]
+__all__ = ["KVPool", "LayerShape", "Slots"]
 
 
 @dataclass(frozen=True)
@@ -87,35 +87,3 @@ class KVPool:
             raise InternalError("more KV slots were released than were allocated")
         self._free[self._free_count : self._free_count + count] = slots[::-1]
         self._free_count += count
-
-
-class SlotTable:
-    """Lists the slots of one sequence in order of position, in an int32 array that doubles as it grows."""
-
-    def __init__(self, capacity: int = 64) -> None:
-        self._array: Slots = np.empty(max(1, capacity), dtype=np.int32)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def slots(self) -> Slots:
-        """Return the slots `[len]`: a view that the next change may invalidate."""
-        return self._array[: self._length]
-
-    def extend(self, slots: Slots) -> None:
-        """Append the slots of the positions that follow."""
-        end = self._length + len(slots)
-        if end > len(self._array):
-            grown: Slots = np.empty(max(end, 2 * len(self._array)), dtype=np.int32)
-            grown[: self._length] = self.slots
-            self._array = grown
-        self._array[self._length : end] = slots
-        self._length = end
-
-    def truncate(self, length: int) -> Slots:
-        """Keep the first `length` positions and return the slots of the others."""
-        dropped = self._array[length : self._length].copy()
-        self._length = min(length, self._length)
-        return dropped

@@ -20,20 +20,8 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from cloud_verifier.engine.torch_backend.architecture import (
-    ALL_LOGITS,
-    FAILING,
-    LOST_WINDOW,
-    OTHER_LAYERS,
-    OWN_ATTENTION,
-    OWN_MASK,
-    POSITION_BIAS,
-    UNKNOWN_TYPE,
-    check_layers,
-    fix_rope,
-    longest_sequence,
-    refused,
-)
+from cloud_verifier.engine.torch_backend import architecture
+from cloud_verifier.engine.torch_backend.architecture import refused
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
@@ -82,16 +70,14 @@ class TargetModel:
         settings = (getattr(module, "generation_config", None), module.config, self.config)
         configured = [getattr(one, "eos_token_id", None) for one in settings]
         self.eos_token_ids = end_token_ids(directory, configured, self.vocab_size)
-        check_layers(module, self.label)
+        architecture.check_layers(module, self.label)
         _install(module, self.label)
-        fix_rope(module)
+        architecture.fix_rope(module)
         self._fused = fuse(module, triton=self.attention.name == "triton")
         self._packed = pack_linears(module)
         self.states: torch.Tensor | None = None
         self._seen_states: torch.Tensor | None = None
-        """What the output layer read last."""
-        self._static_states: torch.Tensor | None = None
-        """`[W, H]`, to which CUDA graphs copy it."""
+        """What the output layer read last, if `keep_states` was called."""
         self._most_rows = WIDTHS[-1]
         """Of a step."""
         self.graphs: GraphedForward | None = None
@@ -141,7 +127,7 @@ class TargetModel:
     @property
     def max_sequence(self) -> int:
         """Return the most positions that the model supports, prompt and output together."""
-        return longest_sequence(self.config)
+        return architecture.longest_sequence(self.config)
 
     @property
     def dtype(self) -> str:
@@ -163,14 +149,14 @@ class TargetModel:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
-        logits = self.graphs(batch, plan) if self.graphs else None
-        if logits is None:
+        outputs = self.graphs(batch, plan) if self.graphs else None
+        if outputs is None:
             least = LEAST_ROWS if self._packed else 1
             ids, positions = _padded(batch.input_ids, least), _padded(batch.position_ids, least)
-            logits = self._logits(ids, positions, batch.logit_rows, plan)
-        if self._seen_states is not None:
-            self.states = self._step_states(len(batch.logit_rows))
-        return logits[: len(batch.logit_rows)]
+            outputs = self._outputs(ids, positions, batch.logit_rows, plan)
+        logits, *states = outputs
+        self.states = states[0] if states else None
+        return logits
 
     def keep_states(self) -> None:
         """Keep the hidden states of each forward pass's logits in `states`.
@@ -179,15 +165,10 @@ class TargetModel:
         """
 
         def see(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-            states = self._seen_states = inputs[0].detach().flatten(0, 1)
-            if self.graphs is None:
-                return
-            if self._static_states is None:
-                self._static_states = states.new_zeros(WIDTHS[-1], states.shape[1])
-            self._static_states[: len(states)].copy_(states[: WIDTHS[-1]])  # a replay runs this copy, and no Python
+            self._seen_states = inputs[0].detach().flatten(0, 1)
 
         self.module.get_output_embeddings().register_forward_pre_hook(see)
-        self.graphs = self._new_graphs()  # graphs from before copy no states
+        self.graphs = self._new_graphs()  # graphs from before give no states
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the input embeddings `[..., H]` of ids, for heads."""
@@ -196,25 +177,15 @@ class TargetModel:
 
     def output(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict."""
-        seen = self._seen_states
         logits: torch.Tensor = self.module.get_output_embeddings()(states[None])[0]
-        self._seen_states = seen
         return logits
-
-    def _step_states(self, rows: int) -> torch.Tensor:
-        """Return the states of the last forward pass, which the next one does not overwrite."""
-        if self.graphs is not None and self._static_states is not None and rows <= len(self._static_states):
-            return self._static_states[:rows].clone()
-        if self._seen_states is None:
-            raise RuntimeError("the model keeps no states: call keep_states before the forward pass")
-        return self._seen_states[:rows]
 
     def _new_graphs(self) -> GraphedForward | None:
         if self.device.type != "cuda" or self.attention.name != "triton":
             return None
         heads = int(self.config.num_attention_heads)
         return GraphedForward(
-            self._logits, partial(CudaGraphRecorder, self.device), heads, self.layers, self._most_rows
+            self._outputs, partial(CudaGraphRecorder, self.device), heads, self.layers, self._most_rows
         )
 
     def bound_rows(self, most: int) -> None:
@@ -222,10 +193,10 @@ class TargetModel:
         self._most_rows = most
         self.graphs = self._new_graphs()
 
-    def _logits(
+    def _outputs(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        """Run the module: ids and positions `[1, T]`, rows `[R]` -> logits `[R, V]`."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the module: ids and positions `[1, T]`, rows `[R]` -> logits `[R, V]`, and states `[R, H]` if kept."""
         before = _running.set(plan)
         try:
             out = self.module(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
@@ -233,8 +204,8 @@ class TargetModel:
             _running.reset(before)
         logits: torch.Tensor = out.logits[0]
         if len(logits) != len(rows):
-            raise _Unserved(ALL_LOGITS, f"{len(logits)} rows came, {len(rows)} were asked for")
-        return logits
+            raise _Unserved(architecture.ALL_LOGITS, f"{len(logits)} rows came, {len(rows)} were asked for")
+        return (logits,) if self._seen_states is None else (logits, self._seen_states)
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
@@ -258,10 +229,10 @@ class TargetModel:
         except _Unserved as error:
             raise refused(self.label, error.why, error.facts) from error
         except Exception as error:
-            raise refused(self.label, FAILING, f"{type(error).__name__}: {error}") from error
+            raise refused(self.label, architecture.FAILING, f"{type(error).__name__}: {error}") from error
         layers = int(self.config.num_hidden_layers)
         if sorted(probe.layers) != list(range(layers)):
-            raise refused(self.label, OTHER_LAYERS, f"{len(probe.layers)} of {layers} layers")
+            raise refused(self.label, architecture.OTHER_LAYERS, f"{len(probe.layers)} of {layers} layers")
         self._check_windows(probe)
         return tuple(probe.layers[i][0] for i in range(len(probe.layers)))
 
@@ -276,7 +247,7 @@ class TargetModel:
             used = getattr(self.config, "use_sliding_window", True) and window < self.max_sequence
             lost = used and all(w is None for w in windows)
         if lost:
-            raise refused(self.label, LOST_WINDOW)
+            raise refused(self.label, architecture.LOST_WINDOW)
 
 
 def _padded(rows: torch.Tensor, least: int) -> torch.Tensor:
@@ -328,9 +299,9 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers calls it in every layer: query `[1, Hq, T, D]` and so on -> `[1, T, Hq, Dv]`."""
     if attention_mask is not None:  # transformers builds none for ATTENTION
-        raise _Unserved(OWN_MASK, type(module).__name__)
+        raise _Unserved(architecture.OWN_MASK, type(module).__name__)
     if position_bias is not None:
-        raise _Unserved(POSITION_BIAS, type(module).__name__)
+        raise _Unserved(architecture.POSITION_BIAS, type(module).__name__)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, sliding_window, softcap, s_aux)
     return _running.get().attend(module.layer_idx, query, key, value, scoring), None
@@ -342,9 +313,9 @@ def _install(module: Any, label: str) -> None:
     try:
         module.set_attn_implementation(ATTENTION)
     except (ValueError, ImportError) as error:
-        raise refused(label, OWN_ATTENTION) from error
+        raise refused(label, architecture.OWN_ATTENTION) from error
     if module.config.get_text_config()._attn_implementation != ATTENTION:
-        raise refused(label, OWN_ATTENTION)
+        raise refused(label, architecture.OWN_ATTENTION)
 
 
 def _read_module(directory: Path, dtype: torch.dtype) -> Any:
@@ -361,7 +332,7 @@ def _read_module(directory: Path, dtype: torch.dtype) -> Any:
         )
     except Exception as error:
         if (kind := _model_type(directory)) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise refused(f"{directory} (model type {kind})", UNKNOWN_TYPE) from error
+            raise refused(f"{directory} (model type {kind})", architecture.UNKNOWN_TYPE) from error
         raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
     if lost := sorted(loading["missing_keys"]):  # transformers fills them with random numbers
         raise ModelRefused(

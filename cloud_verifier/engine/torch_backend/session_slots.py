@@ -7,42 +7,41 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_verifier.engine.torch_backend.batch import Segment
-from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots, SlotTable
-from outrider.core.protocol.messages import Attach, SessionLimits
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from outrider.core.verification import TreeBatch
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
 
-def slots_needed(attach: Attach, limits: SessionLimits) -> int:
-    """Return the most slots that a session can ever hold: those of the whole sequence and of a full tree."""
-    return len(attach.prompt) + attach.max_tokens + limits.nodes
-
-
 class SessionSlots:
     """Holds the KV slots of one session: a prefix leased from the prefix cache, then slots of its own.
 
-    table: slots of the tokens whose keys and values are computed, in order of position. reserved: slots that the pool
-    has reserved for the session. shared: whether its prompt is in the prefix cache.
+    reserved: slots that the pool has reserved for the session. shared: whether its prompt is in the prefix cache.
     """
 
     def __init__(self, pool: KVPool, tokens: Sequence[int], *, most: int, last_position: int, salt: str = "") -> None:
         """Hold no slot yet. tokens: the known tokens of the sequence, to which commits append.
 
-        most: slots that the session can ever hold, 0 if its sequence is complete. last_position: the greatest position
-        that a row may have. salt: only sessions with the same one share prefixes.
+        most: slots that the session can ever hold: those of the whole sequence and of a full tree. last_position: the
+        greatest position that a row may have. salt: only sessions with the same one share prefixes.
         """
-        self.table = SlotTable(len(tokens) + 64)
         self.reserved = 0
         self.shared = False
         self._pool = pool
         self._tokens = tokens
-        self._most = most
+        self._table: Slots = np.empty(most, dtype=np.int32)
+        self._computed = 0
         self._last_position = last_position
         self._salt = salt
         self._lease = pool.prefixes.no_lease
         self._step_slots = _NO_SLOTS
         """Slots of the rows of the current step."""
+
+    @property
+    def table(self) -> Slots:
+        """Return the slots of the tokens whose keys and values are computed, in order of position: a view that the next
+        change may invalidate."""
+        return self._table[: self._computed]
 
     @property
     def leased(self) -> int:
@@ -52,7 +51,7 @@ class SessionSlots:
     @property
     def needed(self) -> int:
         """Return the slots to reserve: all that the session can ever hold beside its lease."""
-        return self._most - self.leased if self._most else 0
+        return len(self._table) - self.leased
 
     @property
     def held_alone(self) -> int:
@@ -62,7 +61,7 @@ class SessionSlots:
     def take_prefix(self, most: int) -> None:
         """Begin with the longest cached prefix, of at most so many tokens."""
         self._lease = self._pool.prefixes.acquire(self._salt, self._tokens[:most])
-        self.table.extend(self._lease.slots)
+        self._append(self._lease.slots)
 
     def reserve(self) -> None:
         """Reserve all slots that are needed. Raises InternalError if the pool has fewer, which admission rules out."""
@@ -76,10 +75,9 @@ class SessionSlots:
         passes to the cache: no more is reserved than before.
         """
         before = self.leased
-        tokens = self._tokens[: len(self.table)]
-        self._lease, doubles = self._pool.prefixes.publish(self._lease, self._salt, tokens, self.table.slots)
-        self.table.truncate(0)
-        self.table.extend(self._lease.slots)
+        tokens = self._tokens[: self._computed]
+        self._lease, doubles = self._pool.prefixes.publish(self._lease, self._salt, tokens, self.table)
+        self.table[:] = self._lease.slots
         self._pool.release(doubles)
         self._pool.reserve(before - self.leased)
         self.reserved -= self.leased - before
@@ -90,7 +88,7 @@ class SessionSlots:
 
         batch: None if no token follows the chain: then no logits are needed for one.
         """
-        start = len(self.table)
+        start = self._computed
         tokens, last, most = [*self._tokens[start : start + chain]], start + chain - 1, self._last_position
         positions, parents = list(range(start, start + chain)), []
         if batch:
@@ -104,7 +102,7 @@ class SessionSlots:
             chain=chain,
             parents=np.array(parents, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
-            prefix=self.table.slots,
+            prefix=self.table,
             slots=self._step_slots,
             wants_logits=batch is not None,
         )
@@ -117,21 +115,25 @@ class SessionSlots:
         slots, chain = segment.slots, segment.chain
         self._step_slots = _NO_SLOTS
         if chain + len(accepted) == len(slots):
-            self.table.extend(slots)
+            self._append(slots)
             return
         kept = [*range(chain), *(chain - 1 + row for row in accepted)]
         others = np.ones(len(slots), dtype=np.bool_)
         others[kept] = False
-        self.table.extend(slots[kept])
+        self._append(slots[kept])
         self._pool.release(slots[others])
 
     def release(self) -> None:
         """Return every slot, the lease and the reservation."""
         self._pool.release(self._step_slots)
-        self._pool.release(self.table.truncate(self.leased))
+        self._pool.release(self.table[self.leased :])
         self._pool.prefixes.release(self._lease)
         self._pool.reserve(-self.reserved)
-        self.table.truncate(0)
+        self._computed = self.reserved = 0
         self._step_slots = _NO_SLOTS
         self._lease = self._pool.prefixes.no_lease
-        self.reserved = 0
+
+    def _append(self, slots: Slots) -> None:
+        """Append the slots of the positions that follow."""
+        self._table[self._computed : self._computed + len(slots)] = slots
+        self._computed += len(slots)

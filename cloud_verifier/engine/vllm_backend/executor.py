@@ -10,7 +10,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from vllm.v1.request import Request, RequestStatus
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import KVUsage, SessionRows
-from cloud_verifier.engine.recording import LEAST_LOG_PROB, put_distributions, recorded_event
+from cloud_verifier.engine.recording import put_distributions, recorded_event
 from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
 from cloud_verifier.engine.vllm_backend.worker import NO_TOKEN, SESSION
 from outrider.core.errors import InternalError, OutriderError, Overloaded, Unavailable
-from outrider.core.protocol.messages import TokenLogprobs
+from outrider.core.protocol.messages import TokenLogprobs, sampling_message
 from outrider.core.sampling import SamplingParams as CoreSampling
 from outrider.core.step_cost import StepCost
 from outrider.core.text import short_id
@@ -121,20 +120,20 @@ class VllmExecutor:
     def prepare(self, rows: SessionRows) -> None:
         """Do nothing: vLLM's scheduler lays out the rows."""
 
-    def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+    def run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
         self._scheduler.plan = {
             self._requests[one.session].request_id: RequestRows(one.chain, one.batch.tokens if one.batch else ())
             for one in rows
         }
-        lap()
+        lap("plan")
         outputs = self._step()
-        lap()
+        lap("forward")
         results = [self._result(one, outputs.get(self._requests[one.session].request_id)) for one in rows]
         for session, request in self._requests.items():
             if request.status is not RequestStatus.WAITING:
                 session.computed = min(request.num_computed_tokens, len(session.tokens) - 1)  # 0 after a preemption
         self._look_for_room({one.session for one, count in zip(rows, self.rows_run(rows), strict=True) if not count})
-        lap()
+        lap("verify")
         return results
 
     def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
@@ -195,7 +194,7 @@ class VllmExecutor:
         """
         session = {
             "prompt": prompt,
-            "sampling": asdict(sampling),
+            "sampling": sampling_message(sampling).SerializeToString(),
             "eos": self.eos_token_ids,
             "ends": tuple(ends),
             "min_tokens": min_tokens,
@@ -268,7 +267,7 @@ class VllmExecutor:
     def _record(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
         """Keep a session's tokens, before they are committed, with the target's distributions."""
         count, most = len(verified.tokens), self._record_top + 1
-        log_probs = np.maximum(logprobs.logprobs[:count, 1:most], LEAST_LOG_PROB)
+        log_probs = np.maximum(logprobs.logprobs[:count, 1:most], LEAST_LOGPROB)
         tail = np.maximum(0.0, 1.0 - np.exp(log_probs).sum(axis=1))
         event = recorded_event(session, verified)
         put_distributions(event, logprobs.logprob_token_ids[:count, 1:most], log_probs, tail)

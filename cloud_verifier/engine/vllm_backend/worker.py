@@ -24,7 +24,7 @@ from cloud_verifier.engine.device_sampling import DeviceSampler, SessionWalk, wa
 from cloud_verifier.engine.sampling import Sampler, top_logprobs
 from outrider.core.constraint import Grammars, constraint_of, grammars_of
 from outrider.core.errors import ModelRefused
-from outrider.core.sampling import SamplingParams, TypicalAcceptance
+from outrider.core.protocol.messages import Sampling, sampling_of
 from outrider.core.verification import chain_of
 
 if current_platform.is_cpu():
@@ -206,11 +206,7 @@ class CoupledSampling:
         if known is None or known[0] is not state:  # ids may come again
             session = state.sampling_params.extra_args[SESSION]
             prompt, output = state.prompt_token_ids[: session["prompt"]], state.prompt_token_ids[session["prompt"] :]
-            values = dict(session["sampling"])
-            bias = tuple((token, value) for token, value in values.pop("logit_bias"))
-            typical = values.pop("typical")
-            rule = None if typical is None else TypicalAcceptance(**typical)
-            params = SamplingParams(**values, logit_bias=bias, typical=rule)
+            params = sampling_of(Sampling.FromString(session["sampling"]))
             tokens = [*output, *state.output_token_ids]
             grammar = None
             if params.grammar:

@@ -14,7 +14,7 @@ from rig import prompt_of
 from tiny_targets import SHAPE, VOCAB, make_tiny
 
 from cloud_verifier.distill.training.heads_student import UNROLLED, HeadsStudent
-from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest
+from cloud_verifier.engine.server_draft.base import ProposalRequest
 from cloud_verifier.engine.server_draft.head_models import (
     Heads,
     HeadsFile,
@@ -147,13 +147,11 @@ def test_heads_draft_what_they_are_trained_to_predict(kind: str, window: int) ->
     source.text = text
     known = prompt
     for accepted in (0, 2, 0, 1, 3, 0, 0, 2):
-        # The root's row and those of the accepted nodes give the tokens after them.
-        hidden = torch.cat([states[known - 1 : known + accepted], torch.full((2, HIDDEN), 9.0)])
+        # The last known token's row and those of the accepted nodes give the tokens after them.
+        path = states[known - 1 : known + accepted]
         known += accepted + 1
         session = session_of(text[:known], prompt)
-        rows = EvaluatedRows([0] * (len(hidden) + 3), 4, hidden=hidden, accepted=range(1, accepted + 1))
-        assert len(rows.tokens) - rows.chain == accepted + 2
-        source.observe(session, rows)
+        source.observe(session, path)
         source.seen = []
         source.propose([asked(session)])
         assert len(source.seen) == UNROLLED

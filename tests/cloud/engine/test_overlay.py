@@ -14,10 +14,9 @@ from tiny_targets import VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.row_allocation import by_acceptance
-from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest
+from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Drafting, Overlay
-from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.sampling import SamplingParams
@@ -40,11 +39,8 @@ DRAFTERS: dict[str, Callable[[Sequence[int]], Drafter]] = {
 }
 
 
-class Knowing:
+class Knowing(ServerSource):
     """A source that knows what the target will generate, as one could that knows noise and target."""
-
-    wants_hidden = False
-    read_s = 0.0
 
     def __init__(self, expected: Mapping[str, Sequence[int]], right: float = 1.0, name: str = "knowing") -> None:
         """right: probability that a node of the path is the target's token rather than another one."""
@@ -57,9 +53,6 @@ class Knowing:
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
         self.asked += len(requests)
         return {one.session.session_id: self._tree(one) for one in requests}
-
-    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-        raise AssertionError("it has asked for nothing")
 
     def release(self, session_id: str) -> None:
         pass
@@ -75,8 +68,8 @@ class Knowing:
         return tree
 
 
-def rig_with(model: TargetModel, *sources: object, **options: object) -> Rig:
-    overlay = Overlay(sources, clock=lambda: 0.0)  # type: ignore[arg-type]
+def rig_with(model: TargetModel, *sources: ServerSource, **options: object) -> Rig:
+    overlay = Overlay(sources, clock=lambda: 0.0)
     return Rig(model, EngineConfig(kv_slots=4096, max_sessions=32), overlay=overlay, **options)  # type: ignore[arg-type]
 
 
@@ -180,7 +173,8 @@ def test_drafting_that_does_not_pay_is_tried_now_and_then_until_it_pays_again() 
             found.append(drafting.sessions_to_ask(20, step, 0.02))
             if found[-1]:
                 drafting.seconds.add(0.002)
-                drafting.observe([gain] * found[-1])
+                drafting.gains += [gain] * found[-1]
+                drafting.learn()
         return found
 
     assert drafted(range(100), 0.4) == 8 * [8] + 92 * [20]

@@ -48,7 +48,7 @@ class OverlayMachine(RuleBasedStateMachine):
         self.limits = limits
         self.device = DeviceSession(attach(0, (1, 2), max_tokens=length), (EOS,))
         self.verifier = VerifierSession(self.device.attach(1, limits), limits, eos_token_ids=(EOS,))
-        self.nodes = PendingNodes(self.verifier, NodeAcceptance(), most=6, trees=trees)
+        self.nodes = PendingNodes(self.verifier, NodeAcceptance(), Directive(), most=6, trees=trees)
         for name in ("a", "b"):
             self.nodes.acceptance_of(name, NodeAcceptance())
         self.up: deque[Append] = deque()
@@ -89,11 +89,12 @@ class OverlayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.verifier.may_step)
     @rule(most=st.integers(0, 6), window=st.integers(0, 6), right=st.sampled_from([0.0, 0.5, 1.0]))
     def step(self, most: int, window: int, right: float) -> None:
-        directive = Directive(window_nodes=window, window_depth=window, nodes_per_step=window)
+        self.nodes.directive = Directive(window_nodes=window, window_depth=window, nodes_per_step=window)
         before = self.verifier.position
-        self.nodes.offer({name: self._proposed(right) for name in ("a", "b")}, directive)
+        self.nodes.drafts = {name: self._proposed(right) for name in ("a", "b")}
+        self.nodes.merge_drafts()
         room = min(most, self.nodes.most_together)
-        batch = tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(room, directive)})
+        batch = tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(room)})
         assert len(batch.ids) <= self.limits.nodes  # for so many the target has room
         verified = verify(batch, lambda row, path: self.truth[before + len(path)], self.verifier.ends)
         assert list(verified.tokens) == self.truth[before : before + len(verified.tokens)]
@@ -102,6 +103,7 @@ class OverlayMachine(RuleBasedStateMachine):
         assert self.evaluated.isdisjoint(own)  # no node of the device is evaluated twice
         self.evaluated |= set(own)
         self.nodes.learn(batch, verified)
+        self.nodes.end_step()
         evaluated = self.nodes.device.evaluated
         commit = self.verifier.commit(batch, verified, evaluated=evaluated)
         assert commit.evaluated == len(own) == evaluated

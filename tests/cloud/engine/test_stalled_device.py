@@ -35,7 +35,7 @@ def ends(rig: Rig) -> list[Failed]:
 
 
 def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Target, reference: Plain) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, stall_timeout_s=60.0))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=1024))
     tokens = stalled(rig)
     rig.clock.now += 59.0
     assert ends(rig) == []
@@ -57,7 +57,7 @@ def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Targe
 
 
 def test_it_makes_room_for_others_within_seconds(target: Target) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=160, stall_timeout_s=60.0))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=160))
     stalled(rig)
     joining = client(prompt_of(20), nothing, max_tokens=20, ignore_eos=True)
     with pytest.raises(Overloaded):
@@ -70,7 +70,7 @@ def test_it_makes_room_for_others_within_seconds(target: Target) -> None:
 
 
 def test_one_that_the_target_has_dropped_goes_early_only_if_another_waits_for_room(target: Target) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, stall_timeout_s=60.0))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=1024))
     stalled(rig)
     rig.engine._live["still"].blocked = True
     rig.clock.now += 6.0

@@ -20,7 +20,7 @@ from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kernels import triton_attention
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
-from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
+from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, Outputs
 from cloud_verifier.engine.torch_backend.kernels.fusion import TritonRMSNorm, fuse
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
@@ -200,7 +200,7 @@ class Again(CudaGraphRecorder):
     def __init__(self) -> None:
         self.programs = 6
 
-    def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def warm_up(self, work: Callable[[], Outputs]) -> Outputs:
         return work()
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
@@ -217,7 +217,8 @@ def new_recorder() -> CudaGraphRecorder:
 @pytest.fixture
 def graphed(tiny_directory: Directory) -> tuple[TargetModel, GraphedForward]:
     model = TargetModel.load(tiny_directory("llama"), dtype="float32", device=str(DEVICE), attention="triton")
-    model.graphs = GraphedForward(model._logits, new_recorder, model.config.num_attention_heads, model.layers)
+    model.keep_states()
+    model.graphs = GraphedForward(model._outputs, new_recorder, model.config.num_attention_heads, model.layers)
     return model, model.graphs
 
 
@@ -235,9 +236,11 @@ def both_ways(
     rng = np.random.default_rng(seed)
     segments = [random_segment(pool, *shape, rng) for shape in mix]
     batch = PackedBatch.pack(segments, model.device)
-    got = model.forward(batch, model.attention.plan(segments, pool))
+    got, states = model.forward(batch, model.attention.plan(segments, pool)), model.states
     graphs, model.graphs = model.graphs, None
     plain = model.forward(batch, model.attention.plan(segments, pool))
+    assert states is not None and model.states is not None
+    assert (states - model.states).abs().max() < 1e-4
     model.graphs = graphs
     for segment in segments:
         pool.release(segment.slots)
@@ -268,9 +271,10 @@ def test_a_graph_that_computes_something_else_is_not_used(graphed: tuple[TargetM
     model, graphs = graphed
     forward, calls = graphs._forward, []
 
-    def drifts(*inputs: object) -> torch.Tensor:
+    def drifts(*inputs: object) -> Outputs:
         calls.append(0)
-        return forward(*inputs) + len(calls)
+        logits, states = forward(*inputs)
+        return logits + len(calls), states
 
     graphs._forward = drifts
     got, plain = both_ways(model, pool_of(model), [(9, 1, 3)], 0)

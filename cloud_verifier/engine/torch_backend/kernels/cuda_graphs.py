@@ -3,8 +3,8 @@
 A graph is captured for a width of rows and one of logits (`step_tables.WIDTHS`) when a step first needs it, which takes
 the time of a few forward passes, and is replayed for every step that fits. Inputs are copied to static buffers before a
 replay. Rows beyond the step's have no slot and no keys: they are written nowhere, see nothing and are discarded. All
-graphs share one memory pool, since only one of them runs at a time and none reads what another left, and one buffer of
-logits, from which each replay's are copied.
+graphs share one memory pool, since only one of them runs at a time and none reads what another left, and one buffer for
+each output, from which a replay's are copied.
 
 A forward pass that reads values back to the host, as a loop over the experts that tokens were routed to, cannot be
 captured. It is detected by watching the first one; such a model runs without graphs, as do steps that fit no width. Any
@@ -42,8 +42,10 @@ TOLERANCE = 0.02
 greatest logit. The kernels are the same, so there should be none."""
 WARM_UPS = 2
 
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
-"""(ids `[1, T]`, positions `[1, T]`, rows `[R]`, plan) -> logits `[R, V]`."""
+Outputs = tuple[torch.Tensor, ...]
+"""Logits `[R, V]`, and whatever else a forward pass gives, `[R, n]` each."""
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], Outputs]
+"""(ids `[1, T]`, positions `[1, T]`, rows `[R]`, plan) -> outputs."""
 
 
 class CudaGraphRecorder:
@@ -57,7 +59,7 @@ class CudaGraphRecorder:
         self._stream = torch.cuda.Stream(device)
         self._memory = torch.cuda.graph_pool_handle()
 
-    def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def warm_up(self, work: Callable[[], Outputs]) -> Outputs:
         """Return the result of `work`, computed on the capture's stream: libraries create handles and workspaces per
         stream, which no capture may do."""
         current = torch.cuda.current_stream()
@@ -96,8 +98,8 @@ class _Static:
         self.tables = torch.zeros(TABLE_INTS, dtype=torch.int32, device=device)
         self.plans = plan.static(self.tables, widths, items, max(1, recorder.programs // kv_heads))
         """By the width of rows."""
-        self.logits: torch.Tensor | None = None
-        """`[W, V]`, created when the first forward pass has shown their dtype."""
+        self.outputs: Outputs = ()
+        """`[W, n]` each, created when the first forward pass has shown their shapes."""
         self.replays: dict[tuple[int, int], Callable[[], None]] = {}
         """By the width of rows and the width of logits."""
 
@@ -132,8 +134,8 @@ class GraphedForward:
         """Return the number of graphs captured for the current pool."""
         return len(self._static.replays) if self._static else 0
 
-    def __call__(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor | None:
-        """Return a copy of the step's logits `[R, V]`; None if no graph can serve the step."""
+    def __call__(self, batch: PackedBatch, plan: AttentionPlan) -> Outputs | None:
+        """Return a copy of the step's outputs; None if no graph can serve the step."""
         if self.off or not isinstance(plan, TritonPlan) or not self._fits(plan):
             return None
         try:
@@ -146,7 +148,7 @@ class GraphedForward:
     def _fits(self, plan: TritonPlan) -> bool:
         return plan.width <= self._widths[-1] and plan.tables.numel() <= TABLE_INTS and plan.items <= self._items
 
-    def _run(self, batch: PackedBatch, plan: TritonPlan) -> torch.Tensor | None:
+    def _run(self, batch: PackedBatch, plan: TritonPlan) -> Outputs | None:
         static = self._static
         if static is None or static.pool is not plan.pool:
             self._static = None  # frees the old graphs before new ones are captured
@@ -157,9 +159,7 @@ class GraphedForward:
         if key not in static.replays and not self._record(static, key):
             return None
         static.replays[key]()
-        if static.logits is None:
-            return None
-        return static.logits[:wanted].clone()
+        return tuple(buffer[:wanted].clone() for buffer in static.outputs)
 
     def _record(self, static: _Static, key: tuple[int, int]) -> bool:
         """Capture the graph for this (width of rows, width of logits); returns False if that turned graphs off.
@@ -169,7 +169,7 @@ class GraphedForward:
         begun = perf_counter()
         width, kept = key
 
-        def forward() -> torch.Tensor:
+        def forward() -> Outputs:
             return self._forward(
                 static.ids[:, :width], static.positions[:, :width], static.rows[:kept], static.plans[width]
             )
@@ -181,13 +181,19 @@ class GraphedForward:
             return False
         for _ in range(WARM_UPS - 1):
             expected = static.recorder.warm_up(forward)
-        if static.logits is None:
-            static.logits = expected.new_zeros(self._widths[-1], expected.shape[1])
-        logits = static.logits[:kept]
-        replay = static.recorder.record(lambda: logits.copy_(forward()))
+        if not static.outputs:
+            static.outputs = tuple(one.new_zeros(self._widths[-1], one.shape[1]) for one in expected)
+        buffers = [buffer[:kept] for buffer in static.outputs]
+
+        def work() -> None:
+            for buffer, output in zip(buffers, forward(), strict=True):
+                buffer.copy_(output)
+
+        replay = static.recorder.record(work)
         replay()
-        difference = float((logits - expected).abs().max())
-        if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        logits = expected[0]
+        difference = float((buffers[0] - logits).abs().max())
+        if not difference <= TOLERANCE * max(1.0, float(logits.abs().max())):
             self._turn_off(f"its graph's logits differ by {difference:.2e} from those of the forward that it repeats")
             return False
         static.replays[key] = replay

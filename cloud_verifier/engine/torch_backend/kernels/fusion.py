@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
 from cloud_verifier.engine.torch_backend.kernels.linear import agree, packable, packed_if_equal, plain
 
@@ -60,20 +59,11 @@ class ParallelLinear(nn.Module):
         return self._joint.part(x, self._index)
 
 
-class FusedRMSNorm(nn.Module):
-    """Divides x `[..., n]` by its root mean square and multiplies it by `weight` `[n]`."""
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight.shape, self.weight, self._eps)
-
-
 class TritonRMSNorm(nn.Module):
-    """Does the same in one kernel on a GPU. rounded: to x's dtype before the product with the weight, as in Llama."""
+    """Divides x `[..., n]` by its root mean square and multiplies it by `weight` `[n]`, in one kernel on a GPU.
+
+    rounded: to x's dtype before the product with the weight, as in Llama.
+    """
 
     def __init__(self, weight: torch.Tensor, eps: float, *, rounded: bool) -> None:
         super().__init__()
@@ -113,12 +103,10 @@ def _fuse_linears(parent: nn.Module, names: Sequence[str], *, triton: bool) -> i
     if layers[0].weight.dtype not in (_TOLERANCE if triton else (torch.float32,)):
         return 0
     product = _product(layers)
-    whole = product if triton else packed_if_equal(product)
+    whole = packed_if_equal(product) if not triton else product if agree(layers, product) else None
     if whole is None:
         return 0
     joint = _Joint(whole, [layer.out_features for layer in layers])
-    if triton and not agree(layers, product):
-        return 0
     for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
         setattr(parent, name, ParallelLinear(layer, joint, index))
     return len(layers)
@@ -157,7 +145,7 @@ def _fuse_norm(parent: nn.Module, name: str, norm: Any, *, triton: bool) -> int:
             TritonRMSNorm(weight.clone(), eps, rounded=False),
         ]
         if triton
-        else [FusedRMSNorm(each.clone(), eps) for each in (weight, 1.0 + weight)]
+        else [_torch_norm(each, eps) for each in (weight.clone(), 1.0 + weight)]
     )
     least = 8.0 * torch.finfo(weight.dtype).smallest_normal
 
@@ -171,3 +159,9 @@ def _fuse_norm(parent: nn.Module, name: str, norm: Any, *, triton: bool) -> int:
         return 0
     setattr(parent, name, nearest)
     return 1
+
+
+def _torch_norm(weight: torch.Tensor, eps: float) -> nn.Module:
+    norm = nn.RMSNorm(len(weight), eps, device="meta")
+    norm.weight = nn.Parameter(weight, requires_grad=False)
+    return norm

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -23,10 +23,6 @@ LEAST_ROWS = 4 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 1
 """Fewer rows are padded to these; a step as a whole, so that layers need not pad. With AVX-512 four are computed faster
 than one. With AVX2, whose rows have the same bits either way, 1 / 2 / 3 rows of the shipped target take 14.3 / 14.1 /
 16.4 ms on one core, and padded 16.9 / 18.2 / 19.0."""
-_ROW_BLOCK = 16
-"""More rows are padded to multiples of this, up to four times as many to multiples of half of it, beyond sixteen times
-as many to multiples of its double. oneDNN keeps a primitive of 1 to 5 MB for every shape, up to 1,024 shapes: five
-layers at every number of rows from 8 to 512 took 4.4 GB, padded 0.3 GB, in the same time."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Greatest difference of a replacement to torch's own linear layer, relative to its greatest output."""
 _PACKABLE = (torch.float32, torch.bfloat16)
@@ -51,10 +47,10 @@ class PackedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self.in_features)
         count = rows.shape[0]
-        if (padded := _padded(count)) > count:
-            rows = pad(rows, (0, 0, 0, padded - count))
+        if (computed := rows_computed(count)) > count:
+            rows = pad(rows, (0, 0, 0, computed - count))
         out: torch.Tensor = _linear(rows, self._packed, self._bias, "none", [], "")
-        if padded > count:
+        if computed > count:
             out = out[:count]
         return out.reshape(*x.shape[:-1], self.out_features)
 
@@ -62,30 +58,27 @@ class PackedLinear(nn.Module):
 @torch.inference_mode()
 def pack_linears(module: nn.Module) -> int:
     """Replace the linear layers that can be packed, each checked against torch's own; returns how many."""
-    found: list[tuple[nn.Module, str, Any]] = [
-        (parent, name, child)
-        for parent in module.modules()
-        for name, child in parent.named_children()
-        if packable(child)
-    ]
-    packed = 0
-    for parent, name, layer in found:
-        if (replacement := packed_if_equal(layer)) is not None:
-            setattr(parent, name, replacement)
-            packed += 1
-    if packed < len(found):
-        log.warning("%d of %d linear layers cannot be packed and stay as they are", len(found) - packed, len(found))
+    found = packed = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if packable(child):
+                found += 1
+                if (replacement := packed_if_equal(child)) is not None:
+                    setattr(parent, name, replacement)
+                    packed += 1
+    if packed < found:
+        log.warning("%d of %d linear layers cannot be packed and stay as they are", found - packed, found)
     return packed
 
 
-def plain(layer: nn.Module) -> bool:
+def plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer is a linear one, and no more than that."""
     # A layer whose forward was replaced, or one with hooks, does more.
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     return type(layer) is nn.Linear and "forward" not in vars(layer) and not hooked
 
 
-def packable(layer: nn.Module) -> bool:
+def packable(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer is a plain linear one on a CPU, of a dtype that can be packed."""
     known = _pack is not None and _linear is not None
     return plain(layer) and known and layer.weight.dtype in _PACKABLE and layer.weight.device.type == "cpu"
@@ -101,7 +94,7 @@ def packed_if_equal(linear: nn.Linear) -> PackedLinear | None:
         return None
 
 
-def agree(layers: Sequence[Any], whole: nn.Module) -> bool:
+def agree(layers: Sequence[nn.Linear], whole: nn.Module) -> bool:
     """Return whether one module's outputs are those of linear layers, one after another, but for rounding."""
     weight = layers[0].weight
     x = torch.randn(5, layers[0].in_features, generator=torch.Generator().manual_seed(0)).to(weight)
@@ -110,9 +103,13 @@ def agree(layers: Sequence[Any], whole: nn.Module) -> bool:
     return bool(difference <= _TOLERANCE[weight.dtype] * expected.abs().max())
 
 
-def _padded(rows: int) -> int:
-    """Return the number of rows that is computed for so many."""
-    if rows <= _ROW_BLOCK:
+def rows_computed(rows: int) -> int:
+    """Return the number of rows that is computed for so many.
+
+    oneDNN keeps a primitive of 1 to 5 MB for every shape, up to 1,024 shapes: five layers at every number of rows from
+    8 to 512 took 4.4 GB, padded 0.3 GB, in the same time.
+    """
+    if rows <= 16:
         return max(rows, LEAST_ROWS)
-    block = _ROW_BLOCK // 2 if rows <= 4 * _ROW_BLOCK else _ROW_BLOCK if rows <= 16 * _ROW_BLOCK else 2 * _ROW_BLOCK
+    block = 8 if rows <= 64 else 16 if rows <= 256 else 32
     return -(-rows // block) * block
