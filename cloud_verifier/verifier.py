@@ -13,12 +13,10 @@ import grpc
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
-from cloud_verifier.front.counters import FrontCounters
-from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
+from cloud_verifier.traffic.recorder import recorder_of
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
@@ -47,13 +45,11 @@ class VerifierProcess:
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
-        self._counters = FrontCounters()
         self._host = EngineHost(config)
-        self._live_sessions = LiveSessions(config)
-        self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
+        self._service = VerifierService(config, self._host, self._id, on_first_rtt=self._hurry_report)
+        self._live_sessions = self._service.live
         self._health = Health()
         self._registry: RegistryClient | None = None
-        self._recorder: TrafficRecorder | None = None
         self._drain_ordered = asyncio.Event()
         """Set when an operator wants this process to drain and end."""
 
@@ -61,10 +57,10 @@ class VerifierProcess:
         """Serve until `stop` is set, an operator orders a drain or the engine dies; return the exit code.
 
         stop: take no new sessions, let the live ones go on for `drain_s`, and hand over the others, as an operator's
-        order does. at_once: do not wait for live sessions. Raises OutriderError if it cannot start.
+        order does. at_once: do not wait for live sessions. Raises OutriderError if it cannot start. The settings have
+        passed `check_settings`.
         """
         config = self._config
-        check_settings(config)
         check_target(config.model, needs_weights=config.engine == "torch")
         for flag, draft in (("--draft", config.draft), ("--server-draft", config.server_draft)):
             if draft is not None:
@@ -72,38 +68,31 @@ class VerifierProcess:
                 if why := await asyncio.to_thread(try_draft, draft, flag, config.model / "tokenizer.json"):
                     log.warning("the draft of %s was not tried: %s", flag, why)
         catalogue = Catalogue.of_target(config.model, config.draft)
-        self._recorder = recorder_of(config, self._id) if config.traffic else None
-        self._collector.recorder = self._live_sessions.recorder = self._recorder
+        if config.traffic:
+            self._live_sessions.recorder = recorder_of(config, self._id)
+            self._host.on_recorded = self._live_sessions.recorder.take
         metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
 
-            metrics = serving(config.metrics, registry(self._collector), self._collector.unready_reason)
+            collector = VerifierCollector(self._host, self._service, config.max_sessions)
+            metrics = serving(config.metrics, registry(collector), collector.unready_reason)
         async with metrics:
-            service = VerifierService(
-                config,
-                self._host,
-                catalogue,
-                verifier_id=self._id,
-                on_first_rtt=self._hurry_report,
-                live=self._live_sessions,
-                counters=self._counters,
-            )
-            grpc_server = server(admit=service.admit)
-            session_pb2_grpc.add_VerifierServicer_to_server(service, grpc_server)  # type: ignore[no-untyped-call]
+            grpc_server = server(admit=self._service.admit)
+            session_pb2_grpc.add_VerifierServicer_to_server(self._service, grpc_server)  # type: ignore[no-untyped-call]
             port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            return await self._serve(grpc_server, address, service, stop, at_once or asyncio.Event())
+            return await self._serve(grpc_server, address, catalogue, stop, at_once or asyncio.Event())
 
     async def _serve(
         self,
         grpc_server: grpc.aio.Server,
         address: str,
-        service: VerifierService,
+        catalogue: Catalogue,
         stop: asyncio.Event,
         at_once: asyncio.Event,
     ) -> int:
-        starting = asyncio.create_task(self._start(grpc_server, address, service))
+        starting = asyncio.create_task(self._start(grpc_server, address, catalogue))
         stopping = asyncio.create_task(_either(stop, self._drain_ordered))
         ended = asyncio.create_task(self._host.ended.wait())
         try:
@@ -123,12 +112,12 @@ class VerifierProcess:
                 await self._registry.close()
             await grpc_server.stop(0.0)
             await self._host.stop()
-            if self._recorder is not None:
-                await asyncio.to_thread(self._recorder.close)
+            if (recorder := self._live_sessions.recorder) is not None:
+                await asyncio.to_thread(recorder.close)
                 if unrecorded := self._host.stats.unrecorded:
                     log.warning("%d tokens went unrecorded: the front did not keep up", unrecorded)
 
-    async def _start(self, grpc_server: grpc.aio.Server, address: str, service: VerifierService) -> None:
+    async def _start(self, grpc_server: grpc.aio.Server, address: str, catalogue: Catalogue) -> None:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         self._health.add_to(grpc_server)
         await start(grpc_server)
@@ -148,15 +137,11 @@ class VerifierProcess:
                 join_token=functools.partial(_join_token, self._config),
                 tls=self._config.coordinator_tls,
                 insecure=self._config.insecure,
-                counters=self._counters,
+                counters=self._service.counters,
             )
-        if self._recorder is not None:
-            self._host.on_recorded = self._recorder.take
-        if self._registry is not None:
             await self._registry.register()
         authorise = self._registry.authorise if self._registry else _everybody
-        service.serve(ready, vocabulary_hash=digest, authorise=authorise)
-        self._collector.service = service
+        self._service.serve(ready, catalogue, vocabulary_hash=digest, authorise=authorise)
         self._health.serving = True
         print(f"listening on {address}", flush=True)
 
@@ -173,7 +158,7 @@ class VerifierProcess:
         at_once: asyncio.Event,
     ) -> int:
         """Serve until `stopping` or `ended` is done, then drain; return the exit code."""
-        reporting = asyncio.create_task(self._report())
+        reporting = asyncio.create_task(self._keep_reporting())
         await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
         self._live_sessions.draining = True
         self._health.serving = False
@@ -209,17 +194,17 @@ class VerifierProcess:
         finished.cancel()
         hurried.cancel()
 
-    async def _report(self) -> None:
+    async def _keep_reporting(self) -> None:
         """Report to the coordinator and obey its answers, until cancelled."""
         if self._registry is None:
             await asyncio.Event().wait()
             return
         while True:
-            report = _report(self._live_sessions, self._counters, self._host)
+            report = _report_of(self._service, self._host)
             report.verifier.clock_ahead_s = self._registry.clock_ahead_s
             answer = await self._registry.report(report)
             if answer.known:
-                self._counters.told()
+                self._service.counters.told()
                 self._live_sessions.hold_back(answer.store_unix, answer.contended, answer.exhausted_tenants)
             for session_id, epoch, directive in directives_of(answer):
                 self._live_sessions.set_directive(session_id, epoch, directive)
@@ -278,8 +263,9 @@ async def _everybody(ticket: bytes) -> None:
     """Authorise every session, on a verifier that takes no tickets."""
 
 
-def _report(live: LiveSessions, counters: FrontCounters, host: EngineHost) -> coordinator_pb2.ReportRequest:
+def _report_of(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
     """Complete the engine's telemetry with what only the front knows."""
+    live, counters = service.live, service.counters
     report = coordinator_pb2.ReportRequest(verifier=host.stats.verifier)
     report.tokens_sequence, tokens = counters.batch()
     report.tenant_tokens.update(tokens)

@@ -108,7 +108,8 @@ class DistillLoop:
     @property
     def run(self) -> RunFolder | None:
         """Return the run that is under way."""
-        return next((run for run in self.runs[-1:] if run.stage is not None), None)
+        runs = self.runs
+        return runs[-1] if runs and runs[-1].stage is not None else None
 
     async def run_forever(self) -> None:
         """Take steps until cancelled."""

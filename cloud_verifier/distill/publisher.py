@@ -9,10 +9,8 @@ Heads, which never leave the operator's machines, are not signed, and no coordin
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +80,7 @@ class ReleaseClient:
 
 @dataclass(frozen=True)
 class Publisher:
-    """Signs drafts for one target, and keeps what it has signed in a folder of its own, `HASH.json` each."""
+    """Signs drafts for one target, and keeps what it has signed in a folder of its own, `HASH.manifest` each."""
 
     registry: ReleaseClient
     folder: Path
@@ -103,10 +101,10 @@ class Publisher:
         if digest in known:
             return known[digest]
         newest = max((one.version for one in known.values()), default=0)
-        path = self.folder / f"{digest}.json"
+        path = self.folder / f"{digest}.manifest"
         signed = _signed(path) if path.is_file() else b""
         if not signed or read_unverified(signed).version <= newest:
-            own = (read_unverified(_signed(one)) for one in self.folder.glob("*.json"))
+            own = (read_unverified(_signed(one)) for one in self.folder.glob("*.manifest"))
             versions = (one.version for one in own if one.weights_hash == self.target.weights_hash)
             manifest = pb.Manifest(
                 version=1 + max(newest, *versions, 0),
@@ -122,7 +120,7 @@ class Publisher:
             )
             signed = sign(manifest, self.signer)
             self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(path, json.dumps({"manifest": b64encode(signed).decode()}).encode())
+            atomic_files.write(path, signed)
         release = await self.registry.publish(signed)
         log.info("published release %d, %s..: %s", release.version, digest[:12], state_of(release))
         return release
@@ -165,8 +163,8 @@ def create_key(path: Path) -> Signer:
 def _signed(path: Path) -> bytes:
     """Return the SignedManifest in a file of ours. Raises BadRequest."""
     try:
-        signed = b64decode(json.loads(path.read_bytes())["manifest"], validate=True)
+        signed = path.read_bytes()
         read_unverified(signed)
         return signed
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, BadRequest) as error:
         raise BadRequest(f"{path} is no manifest that this publisher signed ({error}); move it away") from error

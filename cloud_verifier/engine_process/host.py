@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from cloud_verifier.config import INSTALL_VLLM, VerifierConfig
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.launcher import start_process
-from outrider.core.errors import Fenced, ModelRefused, OutriderError, Unavailable
+from outrider.core.errors import Fenced, ModelRefused, Unavailable
 from outrider.core.text import short_id
 from outrider.wire.v1 import engine_pb2 as pb
 
@@ -52,8 +52,8 @@ class EngineHost:
         self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
         self._heard = False
         """Whether the engine has sent any event."""
-        self._quiet_s = self._stuck_s = 0.0
-        """Seconds that this process has run without any event of the engine, and without one that its loop sent."""
+        self._process_quiet_s = self._loop_quiet_s = 0.0
+        """Seconds that this process has run without any event of the engine's, and without one that its loop sent."""
         self._expected_s = 0.0
         """Seconds that the engine's step should take, as it told last."""
         self.stats = pb.EngineStats()
@@ -69,14 +69,49 @@ class EngineHost:
     def quiet_ms(self) -> int:
         """Return for how long the engine has given no sign of life, in milliseconds: its process, or its loop, if the
         step should have ended long ago."""
-        overdue = self._stuck_s > OVERDUE * self._expected_s
-        return round(1000 * (self._stuck_s if overdue else self._quiet_s))
+        overdue = self._loop_quiet_s > OVERDUE * self._expected_s
+        return round(1000 * (self._loop_quiet_s if overdue else self._process_quiet_s))
+
+    async def start(self) -> pb.EngineReady:
+        """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = await start_process(self._config, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            return await self.connect(ours)
+        except Unavailable:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            python, status = self._config.engine_python, self._process.returncode
+            if python is None or self._heard:
+                raise
+            reason = f"has ended with exit status {status} before the engine began (see above)"
+            raise ModelRefused(f"{python} {reason}; {INSTALL_VLLM}") from None
 
     async def connect(self, sock: socket.socket) -> pb.EngineReady:
         """Talk to the engine over a socket, and wait until it is ready. Raises ModelRefused or Unavailable."""
         reader, self._writer = await asyncio.open_connection(sock=sock)
         self._pump = asyncio.create_task(self._route(reader))
         return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
+
+    async def stop(self) -> None:
+        """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
+        if self._process is not None:
+            loading = self._ready.cancel()
+            self.send(pb.EngineRequest(quit=pb.Quit()))
+            try:
+                await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._kill()
+                await self._process.wait()
+        if self._pump is not None:
+            await self._pump
+        if self._writer is not None:
+            self._writer.close()
 
     def register(self, session_id: str, epoch: int) -> Inbox:
         """Return an inbox for the events of one epoch, and fence an older epoch of the session.
@@ -106,13 +141,8 @@ class EngineHost:
         if newest is inbox:
             del self._inboxes[session_id]
 
-    def fail_all(self, error: OutriderError) -> None:
-        """End every stream with `error`, after all that its inbox holds already."""
-        for _, inbox in self._inboxes.values():
-            inbox.put_nowait(ipc.failure_event(error))
-
-    def send(self, request: pb.EngineRequest | bytes) -> None:
-        """Send a request, which may be serialised, in one write with others of the same turn of the event loop."""
+    def send(self, request: pb.EngineRequest) -> None:
+        """Send a request, in one write with others of the same turn of the event loop."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(ipc.frame(request))
@@ -135,11 +165,11 @@ class EngineHost:
         watching = asyncio.create_task(self._watch())
         try:
             async for event in ipc.read_events(reader):
-                self._heard, self._quiet_s = True, 0.0
+                self._heard, self._process_quiet_s = True, 0.0
                 if event.HasField("alive"):
                     self._expected_s = event.alive.expected_s
                 else:
-                    self._stuck_s = 0.0
+                    self._loop_quiet_s = 0.0
                     self._deliver(event)
         except ConnectionError:
             pass
@@ -157,11 +187,11 @@ class EngineHost:
         last for hours, a healthy engine has time to send an event.
         """
         tick_s = min(TICK_S, SILENCE_S / 4)
-        while self._stuck_s < SILENCE_S:
+        while self._loop_quiet_s < SILENCE_S:
             await asyncio.sleep(tick_s)
             if self._ready.done():
-                self._quiet_s += tick_s
-                self._stuck_s += tick_s
+                self._process_quiet_s += tick_s
+                self._loop_quiet_s += tick_s
         log.error("the engine process has been silent for %g s; killing it", SILENCE_S)
         self._kill()
         self._engine_gone()
@@ -193,43 +223,9 @@ class EngineHost:
         gone = Unavailable(ENGINE_GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
-        self.fail_all(gone)
+        for _, inbox in self._inboxes.values():
+            inbox.put_nowait(ipc.failure_event(gone))
         self.ended.set()
-
-    async def start(self) -> pb.EngineReady:
-        """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = await start_process(self._config, theirs)
-        except BaseException:
-            ours.close()
-            raise
-        try:
-            return await self.connect(ours)
-        except Unavailable:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-            python, status = self._config.engine_python, self._process.returncode
-            if python is None or self._heard:
-                raise
-            reason = f"has ended with exit status {status} before the engine began (see above)"
-            raise ModelRefused(f"{python} {reason}; {INSTALL_VLLM}") from None
-
-    async def stop(self) -> None:
-        """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
-        if self._process is not None:
-            loading = self._ready.cancel()
-            self.send(pb.EngineRequest(quit=pb.Quit()))
-            try:
-                await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
-            except TimeoutError:
-                self._kill()
-                await self._process.wait()
-        if self._pump is not None:
-            await self._pump
-        if self._writer is not None:
-            self._writer.close()
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -20,9 +20,9 @@ _HEADER = struct.Struct("<I")
 _RECEIVE_BYTES = 1 << 18
 
 
-def frame(message: Message | bytes) -> bytes:
-    """Return a message, which may be serialised already, with its length before it."""
-    data = message if isinstance(message, bytes) else message.SerializeToString()
+def frame(message: Message) -> bytes:
+    """Return a serialised message with its length before it."""
+    data = message.SerializeToString()
     return _HEADER.pack(len(data)) + data
 
 

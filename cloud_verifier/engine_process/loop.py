@@ -7,20 +7,25 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from cloud_verifier.config import VerifierConfig
+from cloud_verifier.config import LIMITS, VerifierConfig
+from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.interface import Committed, Event, Failed
+from cloud_verifier.engine.interface import Committed, Event, Failed, TargetExecutor
+from cloud_verifier.engine.server_draft.base import ServerSource
+from cloud_verifier.engine.server_draft.overlay import Overlay
+from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
-from outrider.core.constraint import Grammars, grammars_of
+from outrider.core.constraint import grammars_of
 from outrider.core.errors import InternalError, ModelRefused, OutriderError
 from outrider.core.text import short_id
 from outrider.telemetry.logs import about
 from outrider.wire.checks import limits_of
 from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
 
 log = logging.getLogger(__name__)
 
@@ -76,24 +81,21 @@ class EngineLoop:
         of them, the start, fails."""
         events: list[pb.EngineEvent] = []
         for session_id, (compiled, (start, *others)) in list(self._compiling.items()):
-            if compiled.done() and (compiled.exception() or self._engine.ready_for(_grammar_of(start))):
+            if not compiled.done():
+                continue
+            failure = compiled.exception()
+            if failure is not None or self._engine.ready_for(_grammar_of(start)):
                 del self._compiling[session_id]
-                events += self._take(start, compiled.result)
+                events += self._take(start) if failure is None else [_failed(start, failure)]
                 events += [event for request in others for event in self._take(request)]
         return events
 
-    def _take(self, request: pb.EngineRequest, before: Callable[[], object] = lambda: None) -> list[pb.EngineEvent]:
-        """Apply one request after calling `before`; return the failure that ends its session if one of both fails."""
+    def _take(self, request: pb.EngineRequest) -> list[pb.EngineEvent]:
+        """Apply one request; return the failure that ends its session if it fails."""
         try:
-            before()
             self._apply(request)
-        except OutriderError as error:
-            return [failure_event(error, request.session_id, request.epoch)]
         except Exception as error:
-            with about(session=request.session_id):
-                log.exception("a request of session %s failed", short_id(request.session_id))
-            defect = InternalError(f"the engine failed on a request: {type(error).__name__}")
-            return [failure_event(defect, request.session_id, request.epoch)]
+            return [_failed(request, error)]
         return []
 
     def _apply(self, request: pb.EngineRequest) -> None:
@@ -148,6 +150,15 @@ class EngineLoop:
         return pb.EngineEvent(stats=stats)
 
 
+def _failed(request: pb.EngineRequest, error: BaseException) -> pb.EngineEvent:
+    """Return the event of an error that a request has met; one that is not ours is logged."""
+    if not isinstance(error, OutriderError):
+        with about(session=request.session_id):
+            log.error("a request of session %s failed", short_id(request.session_id), exc_info=error)
+        error = InternalError(f"the engine failed on a request: {type(error).__name__}")
+    return failure_event(error, request.session_id, request.epoch)
+
+
 def _event(event: Event) -> pb.EngineEvent:
     match event:
         case Committed(session_id, commit):
@@ -166,15 +177,6 @@ def send_progress(end: EngineEnd, text: str) -> None:
     end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
 
 
-def load_grammars(config: VerifierConfig, vocabulary: int, eos_token_ids: Sequence[int]) -> Grammars | None:
-    """Return the grammars of the target's tokenizer; None, with a log line, if it cannot be used with them."""
-    try:
-        return grammars_of(config.model / "tokenizer.json", vocabulary, tuple(eos_token_ids))
-    except ModelRefused as error:
-        log.warning("requests with a grammar, as for JSON or tools, are refused: %s", error)
-        return None
-
-
 def engine_config(config: VerifierConfig) -> EngineConfig:
     """Return the part of a verifier's settings that is the engine's."""
     return EngineConfig(
@@ -186,8 +188,33 @@ def engine_config(config: VerifierConfig) -> EngineConfig:
     )
 
 
-def serve_engine(engine: Engine, end: EngineEnd, ready: pb.EngineReady) -> None:
-    """Tell the front that the engine is ready, and serve it until it closes its end or sends Quit."""
+def serve_target(
+    config: VerifierConfig,
+    end: EngineEnd,
+    executor: TargetExecutor,
+    sources: Sequence[ServerSource],
+    target: session_pb2.TargetIdentity,
+) -> None:
+    """Tell the front that a target is ready, and serve it until the front closes its end or sends Quit.
+
+    target: the front adds the tokenizer's hash.
+    """
+    capabilities, ends = executor.capabilities, executor.eos_token_ids
+    send_progress(end, describe(executor.cost))
+    send_progress(end, str(capabilities))
+    grammars = None
+    try:
+        grammars = grammars_of(config.model / "tokenizer.json", capabilities.vocabulary, ends)
+    except ModelRefused as error:
+        log.warning("requests with a grammar, as for JSON or tools, are refused: %s", error)
+    engine = Engine(executor, engine_config(config), overlay=Overlay(sources), grammars=grammars)
+    ready = pb.EngineReady(
+        target=target,
+        vocabulary_size=capabilities.vocabulary,
+        eos_token_ids=ends,
+        max_sequence=longest_session(LIMITS, executor),
+        chains_only=not capabilities.trees,
+    )
     gc.collect()
     gc.freeze()  # looking through what was loaded would delay steps
     end.send([pb.EngineEvent(ready=ready)])

@@ -63,7 +63,8 @@ def _run(config: VerifierConfig, end: EngineEnd) -> None:
             remedy = INSTALL_VLLM if config.engine == "vllm" else INSTALL
             what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
             raise ModelRefused(f"the engine cannot start in {sys.executable}: {what}; {remedy}") from error
-        _start_garbage_collector()
+        gc.freeze()  # the objects of the imports: looking through them would delay a step
+        gc.enable()
         serve(config, end)
     except OutriderError as error:
         end.send([failure_event(error)])
@@ -79,12 +80,6 @@ def _check_vllm() -> None:
                 raise ModelRefused(
                     f"{sys.executable} has vllm {found}, and outrider works with {SUPPORTED}.*; {INSTALL_VLLM}"
                 )
-
-
-def _start_garbage_collector() -> None:
-    """Start the garbage collector, but exempt the objects of the imports: looking through them would delay a step."""
-    gc.freeze()
-    gc.enable()
 
 
 if __name__ == "__main__":

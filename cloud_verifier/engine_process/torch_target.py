@@ -6,25 +6,20 @@ from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
 
-from cloud_verifier.config import LIMITS, VerifierConfig
-from cloud_verifier.engine.admission import longest_session
-from cloud_verifier.engine.engine import Engine
+from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.server_draft.base import ServerSource
 from cloud_verifier.engine.server_draft.head_models import describe_heads, load_heads
 from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from cloud_verifier.engine.weights import Progress
 from cloud_verifier.engine_process.ipc import EngineEnd
-from cloud_verifier.engine_process.loop import engine_config, load_grammars, send_progress, serve_engine
+from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_target
 from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables, special_ids, token_table
-from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
 DRAFT_DEPTH = 4
@@ -50,37 +45,16 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     progress("numerics check: token trees against plain sequences")
     check_numerics(model)
     progress("measuring what a step costs")
-    cost = profile(model, config.engine_args.token_budget)
-    progress(describe(cost))
-    limits = engine_config(config)
-    executor = TorchExecutor(model, limits, cost)
-    progress(str(executor.capabilities))
-    engine = Engine(
-        executor,
-        limits,
-        overlay=Overlay(
-            [
-                *([NgramSource()] if config.engine_args.ngram else []),
-                *heads,
-                *_server_draft(config, model, progress),
-            ],
-        ),
-        grammars=load_grammars(config, model.vocab_size, model.eos_token_ids),
-    )
+    executor = TorchExecutor(model, engine_config(config), profile(model, config.engine_args.token_budget))
+    ngram = [NgramSource()] if config.engine_args.ngram else []
     target = session_pb2.TargetIdentity(
         name=model.name,
         weights_hash=f"sha256:{model.weights_hash}",
         dtype=model.dtype,
         backend=model.backend,
         hardware=model.hardware,
-    )  # the front adds the tokenizer's hash
-    ready = pb.EngineReady(
-        target=target,
-        vocabulary_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        max_sequence=longest_session(LIMITS, executor),
     )
-    serve_engine(engine, end, ready)
+    serve_target(config, end, executor, [*ngram, *heads, *_server_draft(config, model, progress)], target)
 
 
 def _heads(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[ServerSource]:

@@ -9,19 +9,14 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from cloud_verifier.config import LIMITS, VerifierConfig
-from cloud_verifier.engine.admission import longest_session
-from cloud_verifier.engine.engine import Engine
+from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.weights import end_token_ids, hash_of
 from cloud_verifier.engine_process.ipc import EngineEnd
-from cloud_verifier.engine_process.loop import engine_config, load_grammars, send_progress, serve_engine
+from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_target
 from outrider.core.errors import ModelRefused
-from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
 
@@ -51,8 +46,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     load.check_outputs(executor, limits, half=core.vllm_config.model_config.dtype.itemsize < 4)
     progress("measuring what a step costs")
     executor.cost = load.profile(executor, given.token_budget, config.max_sessions)
-    progress(describe(executor.cost))
-    progress(str(executor.capabilities))
+    core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
     model: Any = core.vllm_config.model_config
     target = session_pb2.TargetIdentity(
         name=config.target_name,
@@ -60,18 +54,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         dtype=str(model.dtype).removeprefix("torch."),
         backend=f"vllm {SUPPORTED}" + (f" {model.quantization}" if model.quantization else ""),
         hardware=current_platform.get_device_name(),
-    )  # the front adds the tokenizer's hash
-    capabilities = executor.capabilities
-    ready = pb.EngineReady(
-        target=target,
-        vocabulary_size=capabilities.vocabulary,
-        eos_token_ids=executor.eos_token_ids,
-        max_sequence=longest_session(LIMITS, executor),
-        chains_only=not capabilities.trees,
     )
-    grammars = load_grammars(config, capabilities.vocabulary, executor.eos_token_ids)
-    core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
-    overlay = Overlay([NgramSource()] if given.ngram else [])
-    serve_engine(Engine(executor, limits, overlay=overlay, grammars=grammars), end, ready)
+    serve_target(config, end, executor, [NgramSource()] if given.ngram else [], target)
     core.shutdown()
     os._exit(0)  # at a usual exit, libraries of vLLM print pages of what they leak

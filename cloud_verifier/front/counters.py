@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.core.errors import ANSWERS, OutriderError
@@ -69,7 +69,7 @@ class FrontCounters:
 class StreamCounters:
     """Counts what happens on one stream, for itself and into the counts of all streams."""
 
-    def __init__(self, total: FrontCounters, tenant: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total: FrontCounters, tenant: str = "") -> None:
         """tenant: whose tokens are counted for the coordinator; "" if nobody's are."""
         self.tokens = 0
         """Tokens that have gone to the device."""
@@ -77,7 +77,6 @@ class StreamCounters:
         """The finish of the last Commit that has gone to the device."""
         self._total = total
         self._tenant = tenant
-        self._clock = clock
         self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
         """(last id, time) of the Appends that no Commit has seen yet"""
 
@@ -86,7 +85,7 @@ class StreamCounters:
         self._total.appends += 1
         if nodes:
             self._total.nodes += nodes
-            self._unseen.append((first_id + nodes - 1, self._clock()))
+            self._unseen.append((first_id + nodes - 1, time.monotonic()))
 
     def commit(self, commit: session_pb2.Commit) -> None:
         self.finish = commit.finish
@@ -94,7 +93,7 @@ class StreamCounters:
         self.tokens += tokens
         if self._tenant:
             self._total.tenant_tokens[self._tenant] += tokens
-        now = self._clock()
+        now = time.monotonic()
         while self._unseen and self._unseen[0][0] <= seen:
             self._total.append_commit_s.add(now - self._unseen.popleft()[1])
 

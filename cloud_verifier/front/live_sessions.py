@@ -37,16 +37,17 @@ ticket has so many epochs that this ends."""
 class LiveSessions:
     """Knows the live streams of the whole verifier, and admits further ones."""
 
-    def __init__(self, config: VerifierConfig, recorder: TrafficRecorder | None = None) -> None:
-        self.recorder = recorder
+    def __init__(self, config: VerifierConfig) -> None:
+        self.recorder: TrafficRecorder | None = None
         """Records the sessions whose tickets allow it; without one nothing is recorded."""
         self.draining = False
         self.streams: dict[str, SessionStream] = {}
         """session id -> its live stream"""
         self._most = config.max_sessions
-        self._held_back: tuple[bool, frozenset[str], float, float] = False, frozenset(), 0.0, 0.0
-        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them, and when the
-        coordinator last said so, by the monotonic clock and by that of its store."""
+        self._all_held_back, self._held_back = False, frozenset[str]()
+        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them."""
+        self._told_at = self._store_unix = 0.0
+        """When the coordinator last said so, by the monotonic clock and by that of its store."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         """session id -> when its stream ended (monotonic clock), of the last `RECENT_S`, the earliest first"""
         self._left = asyncio.Event()
@@ -79,18 +80,6 @@ class LiveSessions:
         """Note that an epoch that was admitted is live."""
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old
-
-    def left(self, session_id: str, epoch: int) -> None:
-        """Free the place of an epoch that has ended, unless a later one has it."""
-        stream = self.streams.get(session_id)
-        if stream is not None and stream.epoch == epoch:
-            del self.streams[session_id]
-            now = time.monotonic()
-            self._ended.pop(session_id, None)
-            self._ended[session_id] = now
-            while next(iter(self._ended.values())) < now - RECENT_S:
-                self._ended.popitem(last=False)
-            self._left.set()
 
     def set_directive(self, session_id: str, epoch: int, directive: Directive) -> None:
         """Have a session obey a directive of the coordinator, if it is still here in this epoch."""
@@ -135,14 +124,22 @@ class LiveSessions:
     def release(self, stream: SessionStream) -> None:
         """Release a session in the engine and end its recording; its place is free unless a later epoch has it."""
         stream.close()
-        self.left(stream.session_id, stream.epoch)
+        if self.streams.get(stream.session_id) is stream:
+            del self.streams[stream.session_id]
+            now = time.monotonic()
+            self._ended.pop(stream.session_id, None)
+            self._ended[stream.session_id] = now
+            while next(iter(self._ended.values())) < now - RECENT_S:
+                self._ended.popitem(last=False)
+            self._left.set()
 
     def hold_back(self, store_unix: float, everybody: bool, tenants: Collection[str]) -> None:
         """Let sessions attach only with a place that is kept for them: those of everybody, or of these tenants.
 
         store_unix: the time by the store's clock. It holds until the next call, for a few seconds at most.
         """
-        self._held_back = everybody, frozenset(tenants), time.monotonic(), store_unix
+        self._all_held_back, self._held_back = everybody, frozenset(tenants)
+        self._told_at, self._store_unix = time.monotonic(), store_unix
 
     async def finished(self) -> None:
         """Wait until no session is live."""
@@ -160,13 +157,13 @@ class LiveSessions:
                 " ended",
                 retry_after_s=RETRY_FULL_S,
             )
-        (everybody, tenants, told_at, store_unix), now = self._held_back, time.monotonic()
-        passed_s = now - told_at
-        if passed_s >= TOLD_S or not (everybody or tenant in tenants):
+        now = time.monotonic()
+        passed_s = now - self._told_at
+        if passed_s >= TOLD_S or not (self._all_held_back or tenant in self._held_back):
             return
         recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
-        if not recent and claims.place_until_unix < store_unix + passed_s:
-            why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
+        if not recent and claims.place_until_unix < self._store_unix + passed_s:
+            why = "tenants wait for places" if self._all_held_back else f"tenant {tenant} has used its tokens up"
             raise Overloaded(
                 f"no place is kept for this session, and {why}; resume it at the coordinator", retry_after_s=0.0
             )

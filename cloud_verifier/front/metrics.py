@@ -6,39 +6,36 @@ A metric that vLLM has too keeps vLLM's name, behind `outrider_`. docs/metrics.m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.traffic.passage_builder import RecordingCounts
-from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
 from outrider.telemetry.prometheus import counter, gauge, histogram
 from outrider.wire.v1 import engine_pb2 as pb
 
 
-@dataclass(eq=False)
 class VerifierCollector(Collector):
-    """Reads a verifier's metrics at each scrape. Parts that do not exist while the target loads count as empty."""
+    """Reads a verifier's metrics at each scrape. What does not exist while the target loads counts as empty."""
 
-    host: EngineHost
-    front: FrontCounters = field(default_factory=FrontCounters)
-    service: VerifierService | None = None
-    recorder: TrafficRecorder | None = None
-    capacity: int = 0
-    """The most sessions served at once."""
+    def __init__(self, host: EngineHost, service: VerifierService, capacity: int = 0) -> None:
+        """capacity: the most sessions served at once."""
+        self._host = host
+        self._service = service
+        self._front = service.counters
+        self._capacity = capacity
 
     def unready_reason(self) -> str:
         """Return why no session should be sent here; empty if sessions should be."""
-        if self.host.ended.is_set():
+        if self._host.ended.is_set():
             return "the engine has ended"
-        if self.service is None:
+        if not self._service.serving:
             return "loading"
-        return "draining" if self.service.live.draining else ""
+        return "draining" if self._service.live.draining else ""
 
     def collect(self) -> Iterator[Metric]:
         yield from self._speculation()
@@ -48,7 +45,7 @@ class VerifierCollector(Collector):
         yield from self._process()
 
     def _speculation(self) -> Iterator[Metric]:
-        counters, prefix, server = self.host.stats.counters, "outrider_spec_decode_num", "outrider_server_draft"
+        counters, prefix, server = self._host.stats.counters, "outrider_spec_decode_num", "outrider_server_draft"
         lossy = counters.lossy
         for name, count, text in (
             ("drafts", "drafts", "Steps of a session that evaluated nodes of its device"),
@@ -71,12 +68,12 @@ class VerifierCollector(Collector):
         yield counter(f"{server}_source_tokens", text, evaluated, "source")
         text = "Nodes that were committed, by each of the verifier's sources that had proposed them"
         yield counter(f"{server}_source_accepted_tokens", text, accepted, "source")
-        yield counter("outrider_nodes_received", "Nodes that devices sent", self.front.nodes)
+        yield counter("outrider_nodes_received", "Nodes that devices sent", self._front.nodes)
         yield counter("outrider_nodes_dead", "Nodes that arrived too late, or below such a node", counters.dead)
         yield counter("outrider_nodes_ignored", "Nodes outside their session's speculation window", counters.ignored)
 
     def _engine(self) -> Iterator[Metric]:
-        stats, counters = self.host.stats, self.host.stats.counters
+        stats, counters = self._host.stats, self._host.stats.counters
         yield counter("outrider_generation_tokens", "Tokens committed", _by_rule(counters, "committed"), "rule")
         yield counter("outrider_prompt_tokens", "Prompt tokens computed", counters.prefilled)
         yield counter("outrider_steps", "Forward passes scheduled", counters.steps)
@@ -93,10 +90,10 @@ class VerifierCollector(Collector):
         text = "Least acceptance probability at which a node pays, 0 to 1"
         yield gauge("outrider_min_acceptance", text, stats.verifier.min_acceptance)
         yield gauge("outrider_sessions", "Live sessions by state", dict(counters.sessions), "state")
-        yield gauge("outrider_session_capacity", "The most sessions served at once", self.capacity)
+        yield gauge("outrider_session_capacity", "The most sessions served at once", self._capacity)
 
     def _memory(self) -> Iterator[Metric]:
-        stats, counters, capacity = self.host.stats, self.host.stats.counters, self.host.stats.verifier.kv_capacity
+        stats, counters, capacity = self._host.stats, self._host.stats.counters, self._host.stats.verifier.kv_capacity
         text = "KV slots: used and reserved by live sessions, or cached and free for any session"
         slots = {"used": stats.verifier.kv_used, "reserved": stats.kv_reserved, "cached": stats.kv_cached}
         yield gauge("outrider_kv_slots", text, slots, "state")
@@ -108,7 +105,7 @@ class VerifierCollector(Collector):
         yield counter("outrider_prefix_cache_hit_tokens", text, counters.prefix_tokens)
 
     def _streams(self) -> Iterator[Metric]:
-        front = self.front
+        front = self._front
         yield counter("outrider_streams_opened", "Streams admitted", front.opened)
         text = "Admitted streams whose devices had received tokens before"
         yield counter("outrider_streams_resumed", text, front.resumed)
@@ -128,17 +125,16 @@ class VerifierCollector(Collector):
         yield histogram("outrider_window_draft_wait_seconds", text, front.draft_wait_s)
 
     def _process(self) -> Iterator[Metric]:
-        front, service = self.front, self.service
-        counts = self.recorder.counts if self.recorder is not None else RecordingCounts()
-        dropped = counts.dropped + self.host.stats.unrecorded
+        front, live = self._front, self._service.live
+        counts = live.recorder.counts if live.recorder is not None else RecordingCounts()
+        dropped = counts.dropped + self._host.stats.unrecorded
         traffic = {**asdict(counts), "dropped": dropped}
         yield counter("outrider_traffic_tokens", "Tokens of recorded sessions by what became of them", traffic, "fate")
         reports = {"delivered": front.reports, "failed": front.reports_failed}
         yield counter("outrider_reports", "Reports to the coordinator", reports, "outcome")
         yield histogram("outrider_report_seconds", "From a report to the coordinator to its answer", front.report_s)
-        yield gauge("outrider_ready", "Whether the target is loaded and registered", float(service is not None))
-        draining = service is not None and service.live.draining
-        yield gauge("outrider_draining", "Whether no new session is taken", float(draining))
+        yield gauge("outrider_ready", "Whether the target is loaded and registered", float(self._service.serving))
+        yield gauge("outrider_draining", "Whether no new session is taken", float(live.draining))
 
 
 def _by_rule(counters: pb.EngineCounters, name: str) -> dict[str, float]:

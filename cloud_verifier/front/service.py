@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +59,6 @@ ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
 MIN_OPENING = 256
 """Streams whose Open is awaited at once, at least; otherwise four times as many as there are places."""
-_fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
-"""The tenant of a call with one request, as `admit` found before it was read."""
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
@@ -74,19 +71,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self,
         config: VerifierConfig,
         host: EngineHost,
-        catalogue: Catalogue,
-        *,
         verifier_id: str,
         on_first_rtt: Callable[[], None] = lambda: None,
-        live: LiveSessions | None = None,
-        counters: FrontCounters | None = None,
     ) -> None:
-        """Call `on_first_rtt` when the round trip to a new session's device is known.
-
-        live: admits sessions, and has them recorded; without one nothing is.
-        """
-        self.counters = counters or FrontCounters()
-        self.live = live or LiveSessions(config)
+        """Call `on_first_rtt` when the round trip to a new session's device is known."""
+        self.counters = FrontCounters()
+        self.live = LiveSessions(config)
+        self.serving = False
+        """Whether the target is loaded."""
         self._config = config
         self._on_first_rtt = on_first_rtt
         self._host = host
@@ -94,15 +86,16 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._ready = engine_pb2.EngineReady()
         self._authorise: Authorise = self._refuse_loading
         self._phase, self._logged_at = "starting the engine", -math.inf
-        self._catalogue = catalogue
         self._verifier_id = verifier_id
         self._downloads = Shares(MAX_DOWNLOADS, "downloads at once")
         self._opening = Shares(max(MIN_OPENING, 4 * config.max_sessions), "streams that have sent no Open yet")
         """Each may hold a whole message."""
 
-    def serve(self, ready: engine_pb2.EngineReady, *, vocabulary_hash: bytes, authorise: Authorise) -> None:
+    def serve(
+        self, ready: engine_pb2.EngineReady, catalogue: Catalogue, *, vocabulary_hash: bytes, authorise: Authorise
+    ) -> None:
         """Take calls from now on, since the target is loaded."""
-        self._ready = ready
+        self._ready, self._catalogue, self.serving = ready, catalogue, True
         self._target = Target(ready.target.name, ready.target.weights_hash, ready.target.tokenizer_hash)
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
@@ -124,7 +117,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """Return the tenant of a call with one request, which may describe the target and fetch files; None without
         tickets. Raises Unavailable while the target loads, and what refuses the ticket."""
         claims = await self._authorise(ticket_of(metadata))
-        _fetching.set(claims.tenant if claims else ANONYMOUS_TENANT)
         return claims.tenant if claims and claims.api_key_id else None
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
@@ -140,8 +132,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         async with aborting(context):
+            claims = await self._authorise(ticket_of(context.invocation_metadata() or ()))
             with contextlib.ExitStack() as held:
-                held.enter_context(self._downloads.one(_fetching.get()))
+                held.enter_context(self._downloads.one(claims.tenant if claims else ANONYMOUS_TENANT))
                 for data in self._catalogue.read(request.hash, request.offset):
                     await self._write(context, session_pb2.ArtifactChunk(data=data), on_late=held.close)
 

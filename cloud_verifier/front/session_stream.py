@@ -284,5 +284,4 @@ class SessionStream:
         self._inbox.put_nowait(engine_pb2.EngineEvent())
 
     def _send(self, **kind: Any) -> None:
-        request = engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind)
-        self._host.send(request.SerializeToString())
+        self._host.send(engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind))

@@ -6,8 +6,8 @@ opened anew; only what the hook leaves is split by draft again.
 
 from __future__ import annotations
 
-import importlib
 import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -135,9 +135,8 @@ def _grouped(pieces: Iterable[Passage], together: Callable[[Passage, Passage], b
 
 def load_hook(name: str) -> Redact:
     """Return the function that `module:function` names. Raises BadRequest."""
-    module, _, function = name.partition(":")
     try:
-        found: Redact = getattr(importlib.import_module(module), function)
+        found: Redact = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadRequest(
             f"traffic_redact is {name!r}, which cannot be imported: {error}", field="traffic_redact"

@@ -19,7 +19,6 @@ from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front import session_stream
 from cloud_verifier.front.artifacts import Catalogue
-from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import OutriderError
 from outrider.core.sampling import SamplingParams
@@ -204,15 +203,9 @@ async def front(
     config = VerifierConfig(model=model, **settings)
     host = ScriptedHost(config, ScriptedEngine())
     ready = await host.start()
-    service = VerifierService(
-        config,
-        host,
-        catalogue or Catalogue(),
-        verifier_id="v1",
-        on_first_rtt=on_first_rtt,
-        live=LiveSessions(config, recorder),
-    )
-    service.serve(ready, vocabulary_hash=VOCABULARY_HASH, authorise=authorise)
+    service = VerifierService(config, host, "v1", on_first_rtt)
+    service.live.recorder = recorder
+    service.serve(ready, catalogue or Catalogue(), vocabulary_hash=VOCABULARY_HASH, authorise=authorise)
     server = channels.server(admit=service.admit)
     session_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = channels.bind(server, "127.0.0.1:0")

@@ -12,7 +12,7 @@ from cloud_verifier.app import main, parse
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import main as engine
 from cloud_verifier.engine_process.ipc import error_from_failure
-from cloud_verifier.verifier import VerifierProcess
+from cloud_verifier.verifier import VerifierProcess, check_settings
 from outrider.core.errors import BadRequest, ModelRefused
 
 SECRET = "sesame"
@@ -39,7 +39,9 @@ def refusal(kind=BadRequest, **settings) -> str:
 
 
 async def serve(**settings) -> int:
-    return await VerifierProcess(VerifierConfig(**settings)).run(asyncio.Event())
+    config = VerifierConfig(**settings)
+    check_settings(config)
+    return await VerifierProcess(config).run(asyncio.Event())
 
 
 def test_the_join_token_is_never_printed(monkeypatch, complaint):

@@ -21,7 +21,7 @@ async def plain(tmp_path):
 
 def scrape(running) -> dict[str, float]:
     """Return name{labels} -> value, without our prefix."""
-    collector = VerifierCollector(running.host, running.service.counters, running.service, None, 2)
+    collector = VerifierCollector(running.host, running.service, 2)
     text = generate_latest(registry(collector)).decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name.removeprefix("outrider_"): float(value) for name, _, value in lines}

@@ -18,7 +18,7 @@ from session_messages import attach
 from cloud_verifier.traffic import recorder as recorder_module
 from cloud_verifier.traffic.log import TrafficLog
 from cloud_verifier.traffic.recorder import TrafficRecorder
-from cloud_verifier.verifier import _report
+from cloud_verifier.verifier import _report_of
 from outrider.core.protocol.messages import SessionLimits, sampling_of
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire.ticket import Claims
@@ -132,7 +132,7 @@ async def test_a_report_has_the_draft_the_class_and_the_acceptance_of_sessions_t
         earlier = SessionTelemetry(session_id="s", epoch=0, positions=9)
         running.engine.send(stats=engine_pb2.EngineStats(sessions=[live, gone, earlier]))
         await until(lambda: len(running.host.stats.sessions) == 3)
-        [report] = _report(running.service.live, running.service.counters, running.host).sessions
+        [report] = _report_of(running.service, running.host).sessions
         assert (report.session_id, report.tenant, report.traffic_class) == ("s", "acme", "code")
         assert (report.draft_release, report.positions, report.first_accepted) == ("r2", 40, 31)
         stream.call.cancel()

@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
+from cloud_verifier.config import VerifierConfig
 from cloud_verifier.distill.metrics import DistillCollector
 from cloud_verifier.front.metrics import VerifierCollector
+from cloud_verifier.front.service import VerifierService
 from coordinator.api.metrics import CoordinatorCollector, CoordinatorCounters
 from coordinator.store.redis_store import RedisStore
 from edge_agent.metrics import EdgeMetrics
@@ -43,8 +46,9 @@ def collectors() -> dict[str, Any]:
     """Return each process's collector, of a process that has just begun."""
     host = types.SimpleNamespace(stats=engine_pb2.EngineStats(), ended=asyncio.Event())
     loop = types.SimpleNamespace(runs=[], run=None, stage_s={}, results={}, failures=0)
+    service = VerifierService(VerifierConfig(model=Path("m")), host, "v")  # type: ignore[arg-type]
     return {
-        "verifier": VerifierCollector(host),  # type: ignore[arg-type]
+        "verifier": VerifierCollector(host, service),  # type: ignore[arg-type]
         "coordinator": CoordinatorCollector(CoordinatorCounters(RedisStore("redis://nowhere")), None, None),  # type: ignore[arg-type]
         "device": EdgeMetrics(),
         "distillation": DistillCollector(loop),  # type: ignore[arg-type]
