@@ -79,7 +79,7 @@ generated: $(STAMP)
 
 # The site, in build/site. A dead link or anchor fails.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
 
 proto: $(STAMP)
 	$(BIN)/python -m tools.stubs
