@@ -107,10 +107,10 @@ class PendingNodes:
     directive: that the device follows, whose nodes beyond its window are ignored. ignored: number of those that were.
     most_together: the most nodes of all sources in a step. drafts: the trees that the verifier's sources have proposed
     since the last commit, by name; one without nodes of a source that found none. device_near: whether nodes of the
-    device were there or expected when the sources were asked. device: what the device's nodes brought in the last step.
-    own: what each of the verifier's own sources brought. server_gain: mean number of accepted nodes of a step to which
-    the verifier's own sources would lead without the device; a step in which a device had nodes and no source was asked
-    tells nothing about it.
+    device were there or expected when the sources were asked; None if they were not. device: what the device's nodes
+    brought in the last step. own: what each of the verifier's own sources brought. server_gain: mean number of accepted
+    nodes of a step to which the verifier's own sources would lead without the device; a step in which a device had
+    nodes and no source was asked tells nothing about it.
     """
 
     def __init__(
@@ -132,9 +132,7 @@ class PendingNodes:
         self.most_together = min(protocol.limits.nodes, most)
         self.trees = trees
         self.drafts: dict[str, ProposedTree] = {}
-        self.device_near = False
-        self._drafted = False
-        """Whether the verifier's sources were asked since the last commit."""
+        self.device_near: bool | None = None
         self._most = most
         self._protocol = protocol
         self._acceptance = {DEVICE: acceptance}
@@ -151,11 +149,9 @@ class PendingNodes:
 
     @property
     def most(self) -> int:
-        """Return the most nodes that the step may take."""
-        return self._most_of_device if self._merged is None else self.most_together
-
-    @property
-    def _most_of_device(self) -> int:
+        """Return the most nodes that the step may take: of the device, or, once drafts were merged, of all sources."""
+        if self._merged is not None:
+            return self.most_together
         one = self.directive
         return min(one.nodes_per_step, one.window_nodes, self._most) if one.window_depth else 0
 
@@ -165,23 +161,15 @@ class PendingNodes:
             self._acceptance[source] = NodeAcceptance(prior)
         return self._acceptance[source]
 
-    def wants_drafts(self, *, device_near: bool) -> bool:
-        """Return whether the verifier's sources are to be asked: once, and again, if they found nothing, when the
-        device was waited for in vain."""
-        return not self._drafted or (self.device_near and not device_near and not any(self.drafts.values()))
-
-    def begin_drafts(self, *, device_near: bool) -> None:
-        """Note that the verifier's sources are asked."""
-        self.drafts, self.device_near, self._drafted = {}, device_near, True
-
     def merge_drafts(self) -> bool:
         """Merge what the verifier's sources drafted with the device's nodes, for one step; return whether there is
         any."""
         if not any(self.drafts.values()):
             return False
+        self.changed()
         device = self._protocol.tree
         merged, found = MergedTree(device.position), self._acceptance[DEVICE].estimates(device)
-        within = self._within_window(ranked_by(device, found))[: self._most_of_device]
+        within = self._within_window(ranked_by(device, found))[: self.most]
         merged.merge(DEVICE, device, {node: found[node] for _, node in within})
         for name, tree in self.drafts.items():
             merged.merge(name, tree, self._acceptance[name].estimates(tree, tree.kinds))
@@ -220,7 +208,7 @@ class PendingNodes:
 
     def end_step(self) -> None:
         """Drop the nodes of the verifier's sources."""
-        self.drafts, self._drafted = {}, False
+        self.drafts, self.device_near = {}, None
         self.changed()
 
     def _within_window(self, ranked: Ranked) -> Ranked:

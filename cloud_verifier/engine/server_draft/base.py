@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.nodes import ProposedTree
+from cloud_verifier.engine.nodes import ProposedTree, tenant_acceptance
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
+from cloud_verifier.engine.stats import MovingAverage
+from outrider.core.acceptance.node_acceptance import KINDS, SURER, NodeAcceptance
 from outrider.core.proposals import Proposal
 from outrider.core.tree import ROOT
 
@@ -37,6 +39,9 @@ CHILDREN = 3
 """The most children that `grow` proposes for one node."""
 NEVER = -100.0
 """Bias that asks for a token not to be generated, as in OpenAI's API."""
+TRIAL, PERIOD, TRIAL_SESSIONS = 8, 256, 8
+"""Steps with drafting before it is judged, in each period if it does not pay; and the most sessions that are drafted
+for in such a step."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,45 @@ class ProposalRequest:
     """Seconds in which the verifier commits a token otherwise: what one more is worth."""
 
 
-class ServerSource(Protocol):
+class Drafting:
+    """Judges whether the time of drafting pays, by what it took and gained for a session.
+
+    gain: mean tokens that it adds to a step of a session, less the price of their nodes. gains: the same of each
+    session in the last step. seconds: of drafting for a session, without the reading of prompts. paused: whether it was
+    last found not to pay, outside of a trial.
+    """
+
+    def __init__(self) -> None:
+        self.gain = MovingAverage()
+        self.gains: list[float] = []
+        self.seconds = MovingAverage()
+        self.paused = False
+        self._judged = 0
+
+    @property
+    def known(self) -> bool:
+        """Return whether there were enough steps to judge."""
+        return self._judged >= TRIAL
+
+    def sessions_to_ask(self, sessions: int, step: int, token_s: float) -> int:
+        """Return for how many of these sessions to draft in a step: all if it pays, else none, or few in a trial.
+
+        token_s: seconds in which a token is committed otherwise.
+        """
+        pays = self.known and self.gain.value * token_s >= self.seconds.value
+        trial = not self.known or step % PERIOD < TRIAL
+        self.paused = not pays and not trial
+        return sessions if pays else min(sessions, TRIAL_SESSIONS) if trial else 0
+
+    def learn(self) -> None:
+        """Learn from the gains of the last step."""
+        if self.gains:
+            self.gain.add(sum(self.gains) / len(self.gains))
+            self.gains.clear()
+            self._judged += 1
+
+
+class ServerSource(ABC):
     """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises.
 
     The engine measures what `propose` takes and what its nodes gain, and pauses a source that does not pay.
@@ -62,19 +105,29 @@ class ServerSource(Protocol):
 
     name: str
     """In statistics and metrics: a short word, one for each class of sources."""
-    wants_hidden: bool = False
+    wants_hidden = False
     """Whether `observe` is called."""
-    read_s: float = 0.0
+    read_s = 0.0
     """Seconds that the last `propose` took to read more than the last few tokens of sessions, as of their prompts. They
     do not count as the time of proposing."""
 
+    def __init__(self) -> None:
+        self.prior = tenant_acceptance(expected=SURER)
+        """Salt -> acceptance of its nodes in all sessions of the tenant."""
+        self.drafting: dict[bool | None, Drafting] = {near: Drafting() for near in (False, True)}
+        """By whether nodes of the session's device are there or expected: it may add little to them, and much where
+        there are none."""
+        self.observing_s = 0.0
+        """Seconds in which it learned from the last step."""
+
+    @abstractmethod
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
         """Return a tree by session id, which may be empty; none for sessions whose text it has not read yet."""
 
-    def observe(self, session: EngineSession, states: torch.Tensor) -> None:
+    def observe(self, session: EngineSession, states: torch.Tensor) -> None:  # noqa: B027
         """Learn from the hidden states `[n, H]` after which the target gave the last n tokens of a session."""
-        return
 
+    @abstractmethod
     def release(self, session_id: str) -> None:
         """Forget a session that has ended; harmless if it is not known."""
 

@@ -89,6 +89,7 @@ class HeadsSource(ServerSource):
 
     def __init__(self, heads: Heads, target: TargetLayers, *, vocabulary: int) -> None:
         """Propose ids below `vocabulary` alone. heads: on the device of the target, in its dtype."""
+        super().__init__()
         self._heads = heads
         self._target = target
         self._vocabulary = vocabulary

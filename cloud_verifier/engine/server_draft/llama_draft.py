@@ -86,6 +86,7 @@ class LlamaServerDraft(ServerSource):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Never propose ids beyond the target's `vocabulary`, or those of `unlike`."""
+        super().__init__()
         self._chains = chains
         self._depth = depth
         self._shared = min(vocabulary, chains.vocab_size)

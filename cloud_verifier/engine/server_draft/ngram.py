@@ -35,6 +35,7 @@ class NgramSource(ServerSource):
     name = "ngram"
 
     def __init__(self) -> None:
+        super().__init__()
         self._texts: dict[str, _Text] = {}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ngram")
 

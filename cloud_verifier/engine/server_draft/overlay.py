@@ -21,14 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.interface import TargetExecutor
-from cloud_verifier.engine.nodes import SourceOutcome, tenant_acceptance
+from cloud_verifier.engine.nodes import PendingNodes, SourceOutcome
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
-from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
+from cloud_verifier.engine.server_draft.base import TRIAL_SESSIONS, ProposalRequest, ServerSource
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
-from outrider.core.acceptance.node_acceptance import SURER
 from outrider.core.verification import Verified
 
 log = logging.getLogger(__name__)
@@ -43,61 +41,6 @@ FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
 EXPLORE = 32
 """One step in so many proposes down to LEAST_FLOOR."""
-TRIAL, PERIOD, TRIAL_SESSIONS = 8, 256, 8
-"""Steps with drafting before it is judged, in each period if it does not pay; and the most sessions that are drafted
-for in such a step."""
-
-
-class Drafting:
-    """Judges whether the time of drafting pays, by what it took and gained for a session.
-
-    gain: mean tokens that it adds to a step of a session, less the price of their nodes. gains: the same of each
-    session in the last step. seconds: of drafting for a session, without the reading of prompts. paused: whether it was
-    last found not to pay, outside of a trial.
-    """
-
-    def __init__(self) -> None:
-        self.gain = MovingAverage()
-        self.gains: list[float] = []
-        self.seconds = MovingAverage()
-        self.paused = False
-        self._judged = 0
-
-    @property
-    def known(self) -> bool:
-        """Return whether there were enough steps to judge."""
-        return self._judged >= TRIAL
-
-    def sessions_to_ask(self, sessions: int, step: int, token_s: float) -> int:
-        """Return for how many of these sessions to draft in a step: all if it pays, else none, or few in a trial.
-
-        token_s: seconds in which a token is committed otherwise.
-        """
-        pays = self.known and self.gain.value * token_s >= self.seconds.value
-        trial = not self.known or step % PERIOD < TRIAL
-        self.paused = not pays and not trial
-        return sessions if pays else min(sessions, TRIAL_SESSIONS) if trial else 0
-
-    def learn(self) -> None:
-        """Learn from the gains of the last step."""
-        if self.gains:
-            self.gain.add(sum(self.gains) / len(self.gains))
-            self.gains.clear()
-            self._judged += 1
-
-
-class _Source:
-    """A source with what is known of its use."""
-
-    def __init__(self, source: ServerSource) -> None:
-        self.source = source
-        self.prior = tenant_acceptance(expected=SURER)
-        """Salt -> acceptance of its nodes in all sessions of the tenant."""
-        self.drafting = {beside: Drafting() for beside in (False, True)}
-        """By whether nodes of the session's device are there or expected: it may add little to them, and much where
-        there are none."""
-        self.observing_s = 0.0
-        """Seconds in which it learned from the last step."""
 
 
 class Overlay:
@@ -105,7 +48,7 @@ class Overlay:
 
     def __init__(self, sources: Sequence[ServerSource], clock: Callable[[], float] = time.perf_counter) -> None:
         """Take sources with distinct names, the cheapest first. clock: measures what they take."""
-        self._sources = [_Source(source) for source in sources]
+        self._sources = list(sources)
         self._clock = clock
         self._last: list[tuple[EngineSession, Sequence[int]]] = []
         """Sessions that have generated in the last step, with the rows of their accepted nodes."""
@@ -129,7 +72,7 @@ class Overlay:
                 drafting.learn()
         ready, served = _sessions(plan, live)
         near = plan.coming.union(a.session_id for a in plan.allocations if a.nodes)
-        undrafted = [s for s in served if s.nodes.wants_drafts(device_near=s.session_id in near)]
+        undrafted = [s for s in served if _is_undrafted(s.nodes, near=s.session_id in near)]
         if not plan.node_rows or not undrafted:
             return False
         cost, planned = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
@@ -140,7 +83,7 @@ class Overlay:
         floor = LEAST_FLOOR if step % EXPLORE == 0 else _floor(commits, cost)
         each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(served)))
         for session in undrafted:
-            session.nodes.begin_drafts(device_near=session.session_id in near)
+            session.nodes.drafts, session.nodes.device_near = {}, session.session_id in near
         any_asked = False
         for one in list(self._sources):
             requests: list[ProposalRequest] = []
@@ -150,7 +93,7 @@ class Overlay:
                 most = drafting.sessions_to_ask(sessions, step, step_s / otherwise)
                 for session in [s for s in undrafted if s.nodes.device_near is beside][:most]:
                     nodes = min(each, session.nodes.most_together)
-                    acceptance = session.nodes.acceptance_of(one.source.name, one.prior(session.salt))
+                    acceptance = session.nodes.acceptance_of(one.name, one.prior(session.salt))
                     requests.append(ProposalRequest(session, nodes, floor, acceptance, step_s / commits))
             if requests:
                 any_asked = True
@@ -182,10 +125,12 @@ class Overlay:
         if verified is not None and self._sources:
             self._last.append((session, verified.rows))
             for one in self._sources:
-                tree, drafting = nodes.drafts.get(one.source.name), one.drafting[nodes.device_near]
+                if (tree := nodes.drafts.get(one.name)) is None:
+                    continue
+                drafting = one.drafting[nodes.device_near]
                 # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
-                if tree or (tree is not None and drafting.known):
-                    outcome = nodes.own.get(one.source.name, SourceOutcome())
+                if tree or drafting.known:
+                    outcome = nodes.own.get(one.name, SourceOutcome())
                     drafting.gains.append(outcome.gain - price * outcome.added)
         nodes.end_step()
 
@@ -197,13 +142,13 @@ class Overlay:
         """
         last, self._last = self._last, []
         for one in list(self._sources):
-            if not last or not one.source.wants_hidden:
+            if not last or not one.wants_hidden:
                 continue
             begun = self._clock()
             try:
                 for session, accepted in last[: TRIAL_SESSIONS if one.drafting[False].paused else None]:
                     if (states := executor.hidden_states(session)) is not None:
-                        one.source.observe(session, states[[0, *accepted]])
+                        one.observe(session, states[[0, *accepted]])
             except Exception:
                 self._failed(one)
             one.observing_s = self._clock() - begun
@@ -213,30 +158,36 @@ class Overlay:
         self._last = [one for one in self._last if one[0].session_id != session_id]
         for one in list(self._sources):
             try:
-                one.source.release(session_id)
+                one.release(session_id)
             except Exception:
                 self._failed(one)
 
-    def _ask(self, one: _Source, requests: Sequence[ProposalRequest]) -> None:
+    def _ask(self, one: ServerSource, requests: Sequence[ProposalRequest]) -> None:
         """Have a source draft for sessions, and learn what that took; one that fails drafts nothing more."""
         begun = self._clock()
         try:
-            trees = one.source.propose(requests)
+            trees = one.propose(requests)
         except Exception:
             self._failed(one)
             return
-        seconds = self._clock() - begun - one.source.read_s + one.observing_s
+        seconds = self._clock() - begun - one.read_s + one.observing_s
         drafted = [request.session for request in requests if request.session.session_id in trees]
         for session in drafted:
-            session.nodes.drafts[one.source.name] = trees[session.session_id]
+            session.nodes.drafts[one.name] = trees[session.session_id]
         for beside in {session.nodes.device_near for session in drafted}:
             one.drafting[beside].seconds.add(seconds / len(drafted))
             one.observing_s = 0.0
 
-    def _failed(self, one: _Source) -> None:
+    def _failed(self, one: ServerSource) -> None:
         """Go on without a source, which has raised."""
-        log.exception("the verifier's source of nodes %s fails; sessions go on without it", one.source.name)
+        log.exception("the verifier's source of nodes %s fails; sessions go on without it", one.name)
         self._sources.remove(one)
+
+
+def _is_undrafted(nodes: PendingNodes, *, near: bool) -> bool:
+    """Return whether the sources are to be asked about a session: once, and again, if they found nothing, when its
+    device was waited for in vain. near: whether nodes of the device are there or expected."""
+    return nodes.device_near is None or (nodes.device_near and not near and not any(nodes.drafts.values()))
 
 
 def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[EngineSession], list[EngineSession]]:

@@ -14,9 +14,9 @@ from tiny_targets import VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.row_allocation import by_acceptance
-from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
+from cloud_verifier.engine.server_draft.base import Drafting, ProposalRequest, ServerSource
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import Drafting, Overlay
+from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.sampling import SamplingParams
@@ -44,6 +44,7 @@ class Knowing(ServerSource):
 
     def __init__(self, expected: Mapping[str, Sequence[int]], right: float = 1.0, name: str = "knowing") -> None:
         """right: probability that a node of the path is the target's token rather than another one."""
+        super().__init__()
         self.name = name
         self.asked = 0
         self._expected = expected
