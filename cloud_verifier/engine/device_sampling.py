@@ -1,8 +1,9 @@
-"""Choose tokens where the logits are, on the accelerator, for all rows of a step in one pass.
+"""Walk down all sessions' batches of a step, by tokens that an accelerator chooses for all rows in one pass.
 
-A walk learns only by a row's token which row is next, so all rows are looked at, before any walk, and little more than
-a token of each is copied to the host. A token is taken only if it is certain to be what `Sampler.choose` returns. Other
-rows, among them those with both penalties and top-p or min-p alone, go to the host if a walk visits them.
+A walk learns only by a row's token which row is next, so all rows are looked at where the logits are, before any walk,
+and little more than a token of each is copied to the host. A token is taken only if it is certain to be what
+`Sampler.choose` returns. Other rows, among them those with both penalties and top-p or min-p alone, go to the host if a
+walk visits them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,32 +30,6 @@ _Ints = NDArray[np.int64]
 
 UNKNOWN = -1
 """Stands for a token that is not certain."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Lists the n rows whose tokens are wanted."""
-
-    samplers: Sequence[Sampler]
-    of: _Ints
-    """`[n]`: index of each row's sampler."""
-    positions: _Ints
-    """`[n]`: generated position of each row."""
-    paths: Sequence[Sequence[int]]
-    """`[n]`: tokens of the step that lead to each row; empty where the sampler has no penalties."""
-
-    def __getitem__(self, rows: _Ints) -> Wanted:
-        return Wanted(self.samplers, self.of[rows], self.positions[rows], [self.paths[row] for row in rows])
-
-    @property
-    def params(self) -> list[SamplingParams]:
-        """Return each row's parameters, `[n]`."""
-        return [self.samplers[index].params for index in self.of]
-
-    @property
-    def keys(self) -> _Ints:
-        """Return the key of each row's position, `[n]`."""
-        return position_keys(np.array([one.key for one in self.samplers], dtype=np.uint64)[self.of], self.positions)
 
 
 class SessionWalk(Walk):
@@ -99,49 +73,6 @@ class SessionWalk(Walk):
         except Exception as error:  # this session's alone: others share the step
             self.error, self.row = error, None
         return True
-
-
-MAX_TOP_K = 1024
-"""Rows with a greater top-k go to the host."""
-PENALISED_ROWS = 32
-"""Rows with penalties that are looked at together, since their logits are copied in float64."""
-_LEAD = 1e-4
-"""Nats by which a score in float32 must lead to be the greatest, beside _RELATIVE_LEAD of the greatest logit."""
-_RELATIVE_LEAD = 1e-6
-_SHARE_SLACK = 1e-4
-"""More than the errors of a share of the probability, in float32."""
-
-
-class DeviceSampler:
-    """Chooses tokens ahead of the walks; after an error it chooses none."""
-
-    def __init__(self, kernels: Any) -> None:
-        """Use module `triton_race`."""
-        self._kernels = kernels
-
-    @classmethod
-    def on(cls, device: torch.device) -> DeviceSampler | None:
-        """Return one for logits on this device, None if the host is the place to choose."""
-        if device.type != "cuda" or find_spec("triton") is None:
-            return None
-        from cloud_verifier.engine import triton_race
-
-        return cls(triton_race)
-
-    def choose(self, logits: torch.Tensor, wanted: Wanted) -> _Ints:
-        """Return each row's token, UNKNOWN where it is not certain. logits: `[R, V]`.
-
-        Raises AcceleratorError if the device itself has failed, and nothing else.
-        """
-        if self._kernels is not None:
-            try:
-                return choose_ahead(self._kernels, logits, wanted)
-            except torch.AcceleratorError:
-                raise
-            except Exception:
-                log.exception("tokens cannot be chosen on the device; they are chosen on the host")
-                self._kernels = None
-        return np.full(len(wanted.of), UNKNOWN)
 
 
 def walk_together(logits: torch.Tensor, walks: Sequence[SessionWalk], device: DeviceSampler | None) -> None:
@@ -206,9 +137,81 @@ def _on_host(logits: torch.Tensor, rows: Sequence[int]) -> Sequence[Row]:
     return [logits[row].float().numpy() for row in rows]
 
 
+# On the device
+
+Race = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], NDArray[np.float64]]
+"""`triton_race.race`."""
+MAX_TOP_K = 1024
+"""Rows with a greater top-k go to the host."""
+PENALISED_ROWS = 32
+"""Rows with penalties that are looked at together, since their logits are copied in float64."""
+_LEAD = 1e-4
+"""Nats by which a score in float32 must lead to be the greatest, beside _RELATIVE_LEAD of the greatest logit."""
+_RELATIVE_LEAD = 1e-6
+_SHARE_SLACK = 1e-4
+"""More than the errors of a share of the probability, in float32."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Lists the n rows whose tokens are wanted."""
+
+    samplers: Sequence[Sampler]
+    of: _Ints
+    """`[n]`: index of each row's sampler."""
+    positions: _Ints
+    """`[n]`: generated position of each row."""
+    paths: Sequence[Sequence[int]]
+    """`[n]`: tokens of the step that lead to each row; empty where the sampler has no penalties."""
+
+    def __getitem__(self, rows: _Ints) -> Wanted:
+        return Wanted(self.samplers, self.of[rows], self.positions[rows], [self.paths[row] for row in rows])
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """Return each row's parameters, `[n]`."""
+        return [self.samplers[index].params for index in self.of]
+
+    @property
+    def keys(self) -> _Ints:
+        """Return the key of each row's position, `[n]`."""
+        return position_keys(np.array([one.key for one in self.samplers], dtype=np.uint64)[self.of], self.positions)
+
+
+class DeviceSampler:
+    """Chooses tokens ahead of the walks; after an error it chooses none."""
+
+    def __init__(self, race: Race) -> None:
+        self._race: Race | None = race
+
+    @classmethod
+    def on(cls, device: torch.device) -> DeviceSampler | None:
+        """Return one for logits on this device, None if the host is the place to choose."""
+        if device.type != "cuda" or find_spec("triton") is None:
+            return None
+        from cloud_verifier.engine.triton_race import race
+
+        return cls(race)
+
+    def choose(self, logits: torch.Tensor, wanted: Wanted) -> _Ints:
+        """Return each row's token, UNKNOWN where it is not certain. logits: `[R, V]`.
+
+        Raises AcceleratorError if the device itself has failed, and nothing else.
+        """
+        if self._race is not None:
+            try:
+                return choose_ahead(self._race, logits, wanted)
+            except torch.AcceleratorError:
+                raise
+            except Exception:
+                log.exception("tokens cannot be chosen on the device; they are chosen on the host")
+                self._race = None
+        return np.full(len(wanted.of), UNKNOWN)
+
+
 @torch.inference_mode()
-def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> _Ints:
-    """Return each row's token, UNKNOWN where it is not certain. kernels: module triton_race. logits: `[R, V]`."""
+def choose_ahead(race: Race, logits: torch.Tensor, wanted: Wanted) -> _Ints:
+    """Return each row's token, UNKNOWN where it is not certain. logits: `[R, V]`."""
     tokens = np.full(len(wanted.of), UNKNOWN)
     ways: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for index, sampler in enumerate(wanted.samplers):
@@ -219,7 +222,7 @@ def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> _Ints:
         most = PENALISED_ROWS if penalised else max(1, len(all_rows))
         for rows in (all_rows[first : first + most] for first in range(0, len(all_rows), most)):
             part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
-            tokens[rows] = _chosen(kernels, way, part, wanted[rows], penalised=penalised)
+            tokens[rows] = _chosen(race, way, part, wanted[rows], penalised=penalised)
     return tokens
 
 
@@ -233,13 +236,13 @@ def _way(params: SamplingParams, vocabulary: int) -> str:
     return "host" if filtered and params.penalised else "race"
 
 
-def _chosen(kernels: Any, way: str, logits: torch.Tensor, wanted: Wanted, *, penalised: bool) -> _Ints:
+def _chosen(race: Race, way: str, logits: torch.Tensor, wanted: Wanted, *, penalised: bool) -> _Ints:
     """Return the tokens of rows `[n, V]` that are chosen in the same way, UNKNOWN where it is not certain."""
     if penalised:
         logits = _penalised(logits, wanted)
     if way == "greedy":
         return _greedy(logits)
-    return _from_top_k(logits, wanted) if way == "top_k" else _from_race(kernels.race, logits, wanted)
+    return _from_top_k(logits, wanted) if way == "top_k" else _from_race(race, logits, wanted)
 
 
 def _penalised(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
@@ -309,13 +312,13 @@ def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> _Ints:
     return found
 
 
-def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> _Ints:
+def _from_race(race: Race, logits: torch.Tensor, wanted: Wanted) -> _Ints:
     """Return the tokens of rows whose winner without filters is one that the filters leave."""
     limits = [(p.temperature, p.top_p, p.min_p, p.top_k) for p in (sampler.params for sampler in wanted.samplers)]
     temperature, top_p, min_p, top_k = np.array(limits)[wanted.of].T
-    columns = (torch.from_numpy(one).to(logits.device) for one in (wanted.keys, temperature.astype(np.float32)))
-    raced = race(logits, *columns, 2.0 * SLACK)
-    tokens, lead, top, own, rank, near, share = raced
+    columns = wanted.keys, temperature.astype(np.float32)
+    keys, temperatures = (torch.from_numpy(one).to(logits.device) for one in columns)
+    tokens, lead, top, own, rank, near, share = race(logits, keys, temperatures, 2.0 * SLACK)
     filtered = (top_k > 0) & (top_k < logits.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):  # comparisons with NaN are false
         certain = (

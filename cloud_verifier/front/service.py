@@ -159,17 +159,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def Session(self, requests: Requests, context: Context) -> None:
         """Admit a stream, and write what goes to the device until the session ends."""
         stream: SessionStream | None = None
-        silence_watch: asyncio.Task[None] | None = None
         failure: Exception | None = None
         metadata = tuple(context.invocation_metadata() or ())
         logs.note(request=logs.request_id_from(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
             stream = self._begin(*await self._admit(requests, ticket_of(metadata)))
-            silence_watch = asyncio.create_task(self._release_when_silent(stream))
-            await context.write(stream.opened(self._verifier_id))
-            release = functools.partial(self.live.release, stream)
-            await stream.run(requests, context.write, self._on_first_rtt, release)
+            await self._run(stream, requests, context)
         except grpc.aio.InternalError as error:  # as in `_write`
             raise asyncio.CancelledError("the call has ended") from error
         except Exception as error:
@@ -180,10 +176,17 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             if stream is not None:
                 span.note(session_id=short_id(stream.session_id), epoch=stream.epoch, tokens=stream.counters.tokens)
             span.end(kind_of(failure) if failure is not None else "")
-            if silence_watch is not None:
-                silence_watch.cancel()
-            if stream is not None:
-                self.live.release(stream)
+
+    async def _run(self, stream: SessionStream, requests: Requests, context: Context) -> None:
+        """Serve an admitted stream, and free its place in the end."""
+        silence_watch = asyncio.create_task(self._release_when_silent(stream))
+        try:
+            await context.write(stream.opened(self._verifier_id))
+            release = functools.partial(self.live.release, stream)
+            await stream.run(requests, context.write, self._on_first_rtt, release)
+        finally:
+            silence_watch.cancel()
+            self.live.release(stream)
 
     async def _release_when_silent(self, stream: SessionStream) -> None:
         """Free the place of a silent device, even if it reads nothing and so holds up its stream."""

@@ -312,7 +312,7 @@ def test_tokens_chosen_on_the_device_are_those_of_the_host(dtype: torch.dtype) -
         np.array([position for _, position, _ in wanted]),
         [path for _, _, path in wanted],
     )
-    found = choose_ahead(triton_race, logits, places).tolist()
+    found = choose_ahead(triton_race.race, logits, places).tolist()
     chosen = [sampler.choose(row, *place) for row, (sampler, *place) in zip(logits, wanted, strict=True)]
     assert all(token in (UNKNOWN, expected) for token, expected in zip(found, chosen, strict=True))
     # Those with both a large top-k and top-p are chosen on the host; few others need it.
