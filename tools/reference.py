@@ -10,6 +10,7 @@ import argparse
 import ast
 import inspect
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ NOTE = "<!-- Written by `make reference`; changes here are lost. -->\n"
 _CONNECTION = {"--coordinator", "--ca", "--cert", "--cert-key", "--state-dir", "--tls", "--insecure"}
 """Flags of `outrider` that all commands which ask a coordinator have."""
 _OUTPUT = {"--output", "--json"}
+_DEFAULT, _VARIABLE = re.compile(r" ?\[default: ([^\]]*)\]"), re.compile(r" ?\[env: (\w+)\]")
 
 
 def pages() -> dict[str, str]:
@@ -145,7 +147,7 @@ def _command(path: str, text: str, parser: argparse.ArgumentParser, hidden: set[
 
 def _table(parser: argparse.ArgumentParser, flags: Sequence[argparse.Action]) -> str:
     rows = "".join(f"| {_invocation(action)} | {_help(parser, action)} |\n" for action in flags)
-    return f"| flag | |\n|---|---|\n{rows}" if rows else ""
+    return f"| flag | default | |\n|---|---|---|\n{rows}" if rows else ""
 
 
 def _invocation(action: argparse.Action) -> str:
@@ -156,7 +158,12 @@ def _invocation(action: argparse.Action) -> str:
 
 
 def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    return _cell(parser._get_formatter()._expand_help(action)) if action.help else ""
+    """Return two cells: what holds without the flag, and its text with the variable that sets it, too."""
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    default, variable = _DEFAULT.search(text), _VARIABLE.search(text)
+    said = _cell(_DEFAULT.sub("", _VARIABLE.sub("", text))).replace("[", "\\[")
+    also = f" (`{variable[1]}`)" if variable else ""
+    return f"{_cell(default[1]) if default else ''} | {said}{also}"
 
 
 # --- HTTP
