@@ -228,9 +228,8 @@ class Follower:
     async def _use_none(self, folder: ReleaseFolder) -> bool:
         """Use no release, since none is offered; but never go back to before a stable release."""
         state = folder.state
-        if state.current is not None and state.floor == 0:
-            return await self._go_back(folder, state.left())
-        if state.current is not None and state.current.version > state.floor and state.last_good is not None:
+        is_newer = state.current is not None and state.current.version > state.floor
+        if is_newer and (state.last_good is not None or state.floor == 0):
             return await self._go_back(folder, state.dropped())
         return await self._keep_to(folder)
 

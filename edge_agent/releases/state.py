@@ -79,9 +79,6 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
         """Go back to the last good release."""
         return self._with(current=self.last_good, last_good=None)
 
-    def left(self) -> ReleaseState:
-        return self._with(current=None, last_good=None)
-
     def _with(self, **changes: object) -> ReleaseState:
         return ReleaseState.model_validate(dict(self) | changes)
 
