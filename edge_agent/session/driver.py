@@ -27,6 +27,9 @@ from outrider.wire.v1.coordinator_pb2 import Grant
 
 log = logging.getLogger(__name__)
 
+_UNKNOWN = SessionLimits(nodes=0)
+"""Limits of a session whose verifier has not said its own: nothing is drafted."""
+
 
 class SessionDriver:
     """Runs one session from Open to its end.
@@ -56,6 +59,7 @@ class SessionDriver:
         self._vocabulary_hash = vocabulary_hash
         self._opened_for = announced
         self._on_release_notice = on_release_notice
+        session.limits = _UNKNOWN
         self._pacing = SendPacing(session, draft, channels, statistics)
         self._deliveries: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: VerifierStream | None = None
@@ -130,16 +134,14 @@ class SessionDriver:
 
         Appends may follow at once where the limits are known: from the ticket, or from an earlier attach.
         """
-        if limits is None and self._pacing.limits_known:
-            limits = self._session.limits
-        attach = self._session.attach(epoch, limits or SessionLimits())
+        limits = limits or self._session.limits
+        attach = self._session.attach(epoch, limits)
         session_id = self._statistics.session_id
         stream.open(Open(session_id=session_id, attach=attach, vocabulary_hash=self._vocabulary_hash))
         self._stream, self._announced = stream, self._opened_for
-        self._pacing.limits_known = limits is not None
         if not self._draft.begun:
             self._draft.begin(self._pacing.plan, self._on_draft_change, self._statistics.swaps_s.append)
-        if limits is not None:
+        if limits.nodes:
             self._begin_appending(stream)
 
     def _begin_appending(self, stream: VerifierStream) -> None:
@@ -180,7 +182,6 @@ class SessionDriver:
         before = self._session.limits
         smaller = limits.nodes < before.nodes or limits.depth < before.depth or limits.in_flight < before.in_flight
         self._session.limits = limits
-        self._pacing.limits_known = True
         if smaller and (self._pacing.is_open or len(self._session.tree)):
             raise ReattachNeeded(f"the verifier allows {limits}, the device began with {before}")
 

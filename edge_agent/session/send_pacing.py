@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 
 from edge_agent.drafting.draft_session import DraftSession
@@ -25,8 +24,6 @@ class SendPacing:
         self._channels = channels
         self._statistics = statistics
         self._directive = FIRST_DIRECTIVE
-        self.limits_known = False
-        """Whether the session's limits are the verifier's own; nothing is drafted before."""
         self._stream: VerifierStream | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._step_began = 0.0
@@ -44,8 +41,7 @@ class SendPacing:
     def plan(self) -> SpeculationPlan:
         """Return the verifier's directive within the session's limits."""
         waits = self._rtt_s < self._directive.draft_wait_ms / 1000
-        plan = SpeculationPlan.of(self._directive, self._session.limits, waits=waits)
-        return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
+        return SpeculationPlan.of(self._directive, self._session.limits, waits=waits)
 
     def replan(self, directive: Directive | None = None) -> None:
         """Draft by a new directive, or by the old one and another round trip."""
