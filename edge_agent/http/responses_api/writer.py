@@ -84,7 +84,6 @@ class ResponseWriter:
         self._chat = chat
         self._bundle = bundle
         self._parser = parser
-        self._reasoning: list[str] = []
         self._head = {"id": f"resp_{secrets.token_hex(24)}", "object": "response", "created_at": int(time.time())}
         self._sequence = 0
 
@@ -160,8 +159,6 @@ class ResponseWriter:
             yield from self._begin_item(OutputItem(delta, self._parser.form, self._body.named(delta.name)))
         if delta.text and self._item is not None:
             self._item.pieces.append(delta.text)
-            if delta.kind == "reasoning":
-                self._reasoning.append(delta.text)
             yield self._of_item(_TEXT_EVENTS[delta.kind] + ".delta", self._item, delta=delta.text)
 
     def _begin_item(self, item: OutputItem) -> Iterator[Event]:
@@ -200,7 +197,8 @@ class ResponseWriter:
     def _usage(self, completion: Completion) -> dict[str, Any]:
         """Count tokens; those of the reasoning as the target's tokenizer splits its text."""
         read, written = completion.usage.prompt_tokens, completion.usage.completion_tokens
-        reasoning = len(self._bundle.tokenizer.encode_plain("".join(self._reasoning)))
+        thought = [item["content"][0]["text"] for item in self.output if item["type"] == "reasoning"]
+        reasoning = len(self._bundle.tokenizer.encode_plain("".join(thought)))
         return {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
