@@ -16,7 +16,7 @@ from edge_agent.sdk.sessions import DeliverySource, Sessions
 from edge_agent.sdk.types import Chunk, Completion, FinishReason, Timeout
 from edge_agent.session.statistics import Statistics, Usage
 from edge_agent.target.bundle import TargetBundle
-from edge_agent.target.detokenizer import StopScanner, TextAssembler
+from edge_agent.target.detokenizer import Detokenizer, StopScanner, text_of
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import InternalError, OutriderError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
@@ -129,7 +129,8 @@ class CompletionStream(ItemStream[Chunk]):
         self._request = request
         self._deadline = deadline
         self.statistics = Statistics(rule=request.sampling.rule)
-        self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, StopScanner(request.stop))
+        self._detokenizer = Detokenizer(bundle.tokenizer.table, bundle.tokenizer.special)
+        self._stops = StopScanner(request.stop)
         self._message = request.message(prompt, bundle.description)
         self._session = self._new_session()
         self._finish_reason: FinishReason | None = None
@@ -144,7 +145,7 @@ class CompletionStream(ItemStream[Chunk]):
         tokenizer = self._bundle.tokenizer
         names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
         silent = frozenset(token for token, name in names.items() if name not in texts)
-        self._text = TextAssembler(tokenizer.table, silent, stops or StopScanner(self._request.stop))
+        self._detokenizer, self._stops = Detokenizer(tokenizer.table, silent), stops or self._stops
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -245,7 +246,8 @@ class CompletionStream(ItemStream[Chunk]):
 
     def _chunk(self, delivery: Delivery) -> Chunk:
         """Return the delivery's text and tokens, up to a stop string; notes why the output ends with it."""
-        text, count, stopped = self._text.feed(delivery.tokens, last=bool(delivery.finish))
+        last = bool(delivery.finish)
+        text, count, stopped = text_of(delivery.tokens, self._detokenizer, self._stops, last=last)
         self._finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
         if not delivery.verified:
             self.statistics.generated_offline(len(delivery.tokens))

@@ -61,23 +61,18 @@ def overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class TextAssembler:
-    """Makes the text of one request out of its deliveries."""
+def text_of(
+    tokens: Sequence[int], detokenizer: Detokenizer, stops: StopScanner, *, last: bool
+) -> tuple[str, int, bool]:
+    """Return the text of one delivery, how many of its tokens count, and whether a stop string has ended the text.
 
-    def __init__(self, table: Sequence[bytes], special: Collection[int], stops: StopScanner) -> None:
-        self._detokenizer = Detokenizer(table, special)
-        self._scanner = stops
-
-    def feed(self, tokens: Sequence[int], *, last: bool) -> tuple[str, int, bool]:
-        """Return the text of one delivery, how many of its tokens count, and whether a stop string has ended the text.
-
-        Tokens count up to the one that completes a stop string. last: no more tokens will come.
-        """
-        text = ""
-        for count, token in enumerate(tokens, start=1):
-            text += self._scanner.feed(self._detokenizer.feed(token))
-            if self._scanner.hit:
-                return text, count, True
-        if last:
-            text += self._scanner.feed(self._detokenizer.flush()) + self._scanner.flush()
-        return text, len(tokens), self._scanner.hit
+    Tokens count up to the one that completes a stop string. last: no more tokens will come.
+    """
+    text = ""
+    for count, token in enumerate(tokens, start=1):
+        text += stops.feed(detokenizer.feed(token))
+        if stops.hit:
+            return text, count, True
+    if last:
+        text += stops.feed(detokenizer.flush()) + stops.flush()
+    return text, len(tokens), stops.hit

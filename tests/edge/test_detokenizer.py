@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_pair import TOKENIZER
 
-from edge_agent.target.detokenizer import StopScanner, TextAssembler
+from edge_agent.target.detokenizer import Detokenizer, StopScanner, text_of
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import ModelRefused
 
@@ -20,11 +20,11 @@ def test_text_in_pieces_is_the_text_as_a_whole_whatever_the_chunks() -> None:
     text = "naïve 日本語 🙂🏽 \r\n\t end"
     rng = random.Random(5)
     for _ in range(200):
-        assembler, tokens, out = TextAssembler(BYTES, (), StopScanner(())), list(text.encode()), ""
+        detokenizer, tokens, out = Detokenizer(BYTES), list(text.encode()), ""
         while tokens:
             size = rng.randint(1, 5)
             chunk, tokens = tokens[:size], tokens[size:]
-            out += assembler.feed(chunk, last=not tokens)[0]
+            out += text_of(chunk, detokenizer, StopScanner(()), last=not tokens)[0]
             assert text.startswith(out)
         assert out == text
 
@@ -49,9 +49,9 @@ def test_any_chunking_finds_the_same_stop() -> None:
 
 
 def test_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
-    assembler = TextAssembler(BYTES, (), StopScanner(["##"]))
-    assert assembler.feed(list(b"ab#"), last=False) == ("ab", 3, False)
-    assert assembler.feed(list(b"#xyz"), last=False) == ("", 1, True)
+    detokenizer, stops = Detokenizer(BYTES), StopScanner(["##"])
+    assert text_of(list(b"ab#"), detokenizer, stops, last=False) == ("ab", 3, False)
+    assert text_of(list(b"#xyz"), detokenizer, stops, last=False) == ("", 1, True)
 
 
 # --- the tokenizer's file
