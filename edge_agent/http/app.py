@@ -89,7 +89,7 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
         headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
         return Response(html, media_type="text/html; charset=utf-8", headers=headers)
 
-    readiness = Readiness(client)
+    probing, probed, until = asyncio.Lock(), "", float("-inf")
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -99,7 +99,11 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
     @app.get("/ready", response_model=None)
     async def ready() -> Response:
         """Return whether a request would be served: target and draft are loaded, coordinator and verifier answer."""
-        why = await readiness.unready()
+        nonlocal probed, until
+        async with probing:
+            if time.monotonic() >= until:
+                probed, until = await _probed(client), time.monotonic() + FRESH_S
+            why = probed
         if not why and client.ready:
             return json_response({"status": "ready", "reason": None})
         status = "unreachable" if why else "loading"
@@ -110,30 +114,16 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
         return Response(client.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
-class Readiness:
-    """Asks the coordinator and a verifier as a request would, at most every `FRESH_S`, and only while somebody asks."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self._result = ""
-        self._until = float("-inf")
-        self._probing = asyncio.Lock()
-
-    async def unready(self) -> str:
-        """Return why a request would fail now, by a fresh probe; "" if it would be served."""
-        async with self._probing:
-            if time.monotonic() >= self._until:
-                self._result = ""
-                try:
-                    async with asyncio.timeout(ANSWER_S):
-                        await self._client.probe()
-                except TimeoutError:
-                    self._result = f"the cluster has not answered within {ANSWER_S:g} s"
-                except OutriderError as error:
-                    if not isinstance(error, Overloaded):  # then it is there, and requests wait for room
-                        self._result = str(error)
-                self._until = time.monotonic() + FRESH_S
-            return self._result
+async def _probed(client: AsyncClient) -> str:
+    """Return why a request would fail now; "" if it would be served."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await client.probe()
+    except TimeoutError:
+        return f"the cluster has not answered within {ANSWER_S:g} s"
+    except OutriderError as error:
+        return "" if isinstance(error, Overloaded) else str(error)  # a full one is there, and requests wait for room
+    return ""
 
 
 # --- completions
