@@ -36,17 +36,6 @@ def key_of(settings: EdgeSettings) -> str | None:
     return None if settings.serve_api_key is None else settings.serve_api_key.get_secret_value()
 
 
-def hosts_of(settings: EdgeSettings) -> frozenset[str] | None:
-    """Return the host names that requests may use; None is any.
-
-    A web page can point a name of its own at loopback, and its browser then takes this server for the page's own:
-    without a key nothing else would keep the page out.
-    """
-    if settings.serve_api_key is not None or settings.serve_without_key:
-        return None
-    return frozenset({"localhost", "127.0.0.1", "::1", split_address(settings.serve_listen)[0].lower()})
-
-
 class AccessMiddleware:
     """An ASGI middleware that checks host name, API key and body size, and passes streams on without buffering them.
 
@@ -57,7 +46,11 @@ class AccessMiddleware:
     def __init__(self, app: ASGIApp, settings: EdgeSettings, metrics: EdgeMetrics) -> None:
         self._app = app
         self._key = key_of(settings)
-        self._hosts = hosts_of(settings)
+        self._hosts: set[str] | None = None
+        """The host names that requests may use; None is any. A web page can point a name of its own at loopback, and
+        its browser then takes this server for the page's own: without a key nothing else would keep the page out."""
+        if self._key is None and not settings.serve_without_key:
+            self._hosts = {"localhost", "127.0.0.1", "::1", split_address(settings.serve_listen)[0].lower()}
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -50,7 +50,6 @@ ALL_TOKENS, RANDOM_SEED = -1, -1
 """What stands for no limit and for a random seed, as in llama.cpp and vLLM."""
 LEAST_TEMPERATURE = 1e-3
 """Any lower temperature but 0 is greedy, too; so is a top_p of 0."""
-_OF_THE_PROMPTS_END = ("add_generation_prompt", "continue_final_message")
 _KNOWN = frozenset(
     {"guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"}
     | {"metadata", "prompt_cache_key", "prompt_cache_retention", "priority", "request_id", "safety_identifier"}
@@ -96,7 +95,7 @@ def _refused(problem: str) -> None:
 
 def _checked_variables(variables: dict[str, Any]) -> dict[str, Any]:
     _refused(json_problem(variables, _MAX_VARIABLES_BYTES))
-    if clashing := {"messages", "tools", *_OF_THE_PROMPTS_END} & variables.keys():
+    if clashing := {"messages", "tools", "add_generation_prompt", "continue_final_message"} & variables.keys():
         _refused(f"has {min(clashing)!r}, which the request's own fields set")
     return variables
 
