@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from edge_agent.target.conversation import Tools, Turn, fitting, new_mark, turns_of
 from outrider.core.errors import BadRequest, ModelRefused
@@ -151,9 +152,6 @@ def _replaced(value: Any, replace: Callable[[str], str]) -> Any:
 def special_tokens(data: bytes) -> dict[str, str]:
     """Return the special tokens' texts by the names that templates give them. Raises ModelRefused."""
     try:
-        names = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"the target's special tokens are no JSON: {error}") from error
-    if not isinstance(names, dict) or not all(isinstance(text, str) for text in names.values()):
-        raise ModelRefused("the target's special tokens must be a JSON object of texts")
-    return names
+        return TypeAdapter(dict[str, str]).validate_json(data)
+    except ValueError as error:
+        raise ModelRefused("the target's special tokens are no JSON object of texts") from error
