@@ -23,7 +23,6 @@ PINS = Path(__file__).parent / "engine" / "vllm_backend" / "requirements.txt"
 
 
 def commands(folder: Path, *, gpu: bool) -> list[list[str]]:
-    """Return the commands that make the environment."""
     install = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
     create = [sys.executable, "-m", "venv", str(folder)]
     if gpu:

@@ -35,7 +35,6 @@ NICE = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command, and exit with its status."""
     options = parser().parse_args(arguments)
     try:
         raise SystemExit(options.run(options))

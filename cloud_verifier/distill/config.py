@@ -110,5 +110,4 @@ class DistillConfig(BaseSettings):
 
     @property
     def runs(self) -> Path:
-        """Return the folder of the runs' folders."""
         return self.state / "runs"

@@ -101,6 +101,12 @@ class Session:
     time_unix: float = 0.0
     """Time of its last passage."""
 
+    @property
+    def lot(self) -> float:
+        """Return a number in [0, 1) that is drawn for it, without a seed: what is held out must never change."""
+        digest = hashlib.blake2b(self.session_id.encode(), digest_size=8, person=b"heldout").digest()
+        return (int.from_bytes(digest, "big") >> 11) / 2**53
+
 
 def build(log: TrafficLog, folder: Path, plan: DatasetPlan, now: float) -> DatasetCard:
     """Write a dataset into `folder`, in place of one that is there.
@@ -183,28 +189,22 @@ def _fresh_classes(sessions: Iterable[Session], plan: DatasetPlan) -> tuple[str,
 
 def _chosen(sessions: Sequence[Session], plan: DatasetPlan) -> Mapping[str, list[Session]]:
     """Return the sessions to learn from, to validate on and to hold out: a mix of ages, fair to classes and tenants."""
-    lots = {one.session_id: session_lot(one.session_id) for one in sessions}
     drawn = sorted(sessions, key=lambda one: hashlib.blake2b(f"{plan.seed}/{one.session_id}".encode()).digest())
     fair = fairly(fairly(drawn, lambda one: one.tenant), lambda one: one.traffic_class)
-    to_hold_out = [one for one in fair if lots[one.session_id] < plan.heldout_share]
-    rest = [one for one in fair if lots[one.session_id] >= plan.heldout_share]
-    bound = max(plan.heldout_share + plan.validation_share, min((lots[one.session_id] for one in rest), default=0.0))
-    to_learn = [one for one in rest if lots[one.session_id] > bound]
+    to_hold_out = [one for one in fair if one.lot < plan.heldout_share]
+    rest = [one for one in fair if one.lot >= plan.heldout_share]
+    # At least one session is validated on.
+    bound = max(plan.heldout_share + plan.validation_share, min((one.lot for one in rest), default=0.0))
+    to_learn = [one for one in rest if one.lot > bound]
     fresh = [one for one in to_learn if one.time_unix >= plan.fresh_since_unix]
+    replayable = [one for one in to_learn if one.time_unix < plan.fresh_since_unix]
     new_tokens = min(sum(one.tokens for one in fresh), plan.tokens * (1 - plan.replay_share))
-    replayed = new_tokens * plan.replay_share / (1 - plan.replay_share) if fresh else plan.tokens
-    old = taken([one for one in to_learn if one.time_unix < plan.fresh_since_unix], replayed)
+    old = taken(replayable, new_tokens * plan.replay_share / (1 - plan.replay_share) if fresh else plan.tokens)
     return {
         TRAIN: [*old, *taken(fresh, plan.tokens - sum(one.tokens for one in old))],
-        VALIDATION: taken([one for one in rest if lots[one.session_id] <= bound], plan.heldout_tokens),
+        VALIDATION: taken([one for one in rest if one.lot <= bound], plan.heldout_tokens),
         HELDOUT: taken(to_hold_out, plan.heldout_tokens),
     }
-
-
-def session_lot(session_id: str) -> float:
-    """Return a number in [0, 1) drawn for a session, without a seed: what is held out must never change."""
-    digest = hashlib.blake2b(session_id.encode(), digest_size=8, person=b"heldout").digest()
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
 def fairly(sessions: Iterable[Session], group: Callable[[Session], str]) -> list[Session]:

@@ -107,7 +107,6 @@ class DistillLoop:
 
     @property
     def run(self) -> RunFolder | None:
-        """Return the run that is under way."""
         runs = self.runs
         return runs[-1] if runs and runs[-1].stage is not None else None
 

@@ -130,7 +130,6 @@ class RunFolder:
         return len((self.path / FAILURES).read_text().splitlines()) if self.has(FAILURES) else 0
 
     def failed(self, reason: str) -> None:
-        """Note a failure of the present stage."""
         with (self.path / FAILURES).open("a") as file:
             file.write(" ".join(reason.split()) + "\n")
 

@@ -215,20 +215,21 @@ class Engine:
             self._close(session)
         self._ended.pop(session_id, None)
 
-    def update(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
-        """Set a session's directive, or the round trip to its device; None leaves a value unchanged."""
+    def update(self, session_id: str, update: pb.SessionUpdate) -> None:
+        """Set a session's directive, or the round trip to its device; what is not given stays."""
         self._decision = None
         if (session := self._live.get(session_id)) is None:
             return
-        if directive is not None:
-            session.set_directive(directive)
-        if rtt_ms is not None:
-            session.timing.rtt_s = 1e-3 * rtt_ms
+        if update.HasField("directive"):
+            session.set_directive(update.directive)
+        if update.rtt_ms:
+            session.timing.rtt_s = 1e-3 * update.rtt_ms
 
     def set_draft_release(self, session_id: str, draft_release: str) -> None:
         """Note that the session's device drafts with another release from now on."""
         if (session := self._live.get(session_id)) is not None:
-            session.set_draft_release(draft_release)
+            session.draft_release = draft_release
+            session.protocol.change_draft()
 
     def next_deadline(self) -> float | None:
         """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
@@ -271,7 +272,6 @@ class Engine:
         return {**self._ended, **{key: session.telemetry for key, session in self._live.items()}}
 
     def stats(self) -> pb.EngineStats:
-        """Return a snapshot of the engine and its sessions."""
         profiler, usage = self._profiler, self._executor.usage
         counters = pb.EngineCounters()
         counters.CopyFrom(self.counters)

@@ -46,7 +46,6 @@ class Recording:
         """Number of tokens that were not recorded because of a failure here."""
 
     def clear(self) -> None:
-        """Forget what was not taken, as a new step begins."""
         self._noted.clear()
 
     def note(self, session: EngineSession, verified: Verified, logits: torch.Tensor, first_row: int) -> None:

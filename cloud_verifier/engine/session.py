@@ -250,11 +250,6 @@ class EngineSession:
         self.timing.on_message(message, now, first=without and len(protocol.tree) > 0)
         self.nodes.changed()
 
-    def set_draft_release(self, draft_release: str) -> None:
-        """Note that the device drafts with another release from now on."""
-        self.draft_release = draft_release
-        self.protocol.change_draft()
-
     def set_directive(self, directive: Directive) -> None:
         """Follow another directive. Nodes outside a smaller window are no violation: the device may have sent them
         before it received the directive."""

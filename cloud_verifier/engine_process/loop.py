@@ -115,9 +115,7 @@ class EngineLoop:
             case "cancel":
                 self._engine.cancel(session_id, request.cancel)
             case "update":
-                update = request.update
-                directive = update.directive if update.HasField("directive") else None
-                self._engine.update(session_id, directive=directive, rtt_ms=update.rtt_ms or None)
+                self._engine.update(session_id, request.update)
             case "draft":
                 self._engine.set_draft_release(session_id, request.draft.release)
             case "stop":

@@ -142,7 +142,6 @@ class LiveSessions:
         self._told_at, self._store_unix = time.monotonic(), store_unix
 
     async def finished(self) -> None:
-        """Wait until no session is live."""
         while self.streams:
             self._left.clear()
             await self._left.wait()

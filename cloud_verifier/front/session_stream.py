@@ -119,7 +119,6 @@ class SessionStream:
         return self.heartbeat.rtt_ms
 
     def opened(self, verifier_id: str) -> session_pb2.ServerMessage:
-        """Return the answer to the device's Open."""
         answer = session_pb2.Opened(
             epoch=self.epoch,
             verifier_id=verifier_id,

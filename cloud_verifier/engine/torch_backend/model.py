@@ -141,7 +141,6 @@ class TargetModel:
 
     @property
     def hardware(self) -> str:
-        """Return the name of the processor that computes."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return _cpu_name()

@@ -134,6 +134,5 @@ class SessionSlots:
         self._lease = self._pool.prefixes.no_lease
 
     def _append(self, slots: Slots) -> None:
-        """Append the slots of the positions that follow."""
         self._table[self._computed : self._computed + len(slots)] = slots
         self._computed += len(slots)
