@@ -13,7 +13,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test nightly test-vllm test-clients check quick-tests lint $(LINT) proto reference bench install
+.PHONY: demo test nightly test-vllm test-clients test-package check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 
@@ -50,9 +50,26 @@ test-clients: $(STAMP)
 		langchain-openai instructor litellm openai-agents openai
 	OUTRIDER_CLIENTS_PYTHON=$(CLIENTS_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_clients.py
 
+# The package as its users install it, in a bare environment, away from the sources; then the demo from it.
+PACKAGE_VENV ?= $(CURDIR)/.venv-package
+test-package:
+	rm -rf dist && $(PYTHON) -m venv --clear $(PACKAGE_VENV)
+	$(PACKAGE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt build twine
+	$(PACKAGE_VENV)/bin/python -m build --outdir dist
+	$(PACKAGE_VENV)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(PACKAGE_VENV)
+	$(PYTHON) tools/install.py --venv $(PACKAGE_VENV) --wheel dist/outrider-*.whl edge verifier coordinator
+	cd / && $(PACKAGE_VENV)/bin/outrider demo
+
+# Random secrets for docker/compose.yaml, in a file that its owner alone can read. One that exists is left as it is.
+docker/.env: | docker/.env.example
+	umask 077 && while IFS= read -r line; do case $$line in \
+		[A-Z]*=) line=$$line$$($(PYTHON) -c 'import secrets; print(secrets.token_hex(24))');; \
+	esac; printf '%s\n' "$$line"; done < docker/.env.example > $@
+
 # All of it: every schedule, mutant and kernel shape, vLLM, and the clients of others.
 nightly: $(STAMP)
-	OUTRIDER_NIGHTLY=1 $(MAKE) test test-vllm test-clients
+	OUTRIDER_NIGHTLY=1 $(MAKE) test test-vllm test-clients test-package
 
 # For those who change code: everything that is quick, in a few minutes.
 check: $(STAMP)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARY_ONLY = ROOT / "tools" / "llama_cpp_library.cmake"
 BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")
-NEEDS_LLAMA = {"edge", "distill", "dev"}
+NEEDS_LLAMA = {"edge", "distill", "all", "dev"}
 """Extras that install llama-cpp-python."""
 
 HEARTBEAT_S = 15.0
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Install Outrider into a virtual environment.")
     parser.add_argument("extras", nargs="+", metavar="EXTRA", help="extras of pyproject.toml, such as edge or dev")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment's folder [default: .venv]")
+    parser.add_argument("--wheel", type=Path, help="install this file of Outrider, not the sources")
     options = parser.parse_args(arguments)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run("create a virtual environment (5 s)", [sys.executable, "-m", "venv", str(options.venv)])
         wheels = llama_wheel(python) if NEEDS_LLAMA & set(options.extras) else None
         extras = ",".join(options.extras)
-        install = [*pip(python, "install"), "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{extras}]"]
+        what = [f"{options.wheel}[{extras}]"] if options.wheel else ["-e", f"{ROOT}[{extras}]"]
+        install = [*pip(python, "install"), "-c", str(CONSTRAINTS), *what]
         if wheels is not None:
             install += ["--find-links", str(wheels)]
         run("install the Python packages (1 to 5 minutes, mostly torch)", install, activity=pip_activity)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from container_files import DOCKER, Image, component_of, compose, secrets, settings, strange_variables
+from container_files import DOCKER, ROOT, Image, component_of, compose, secrets, settings, strange_variables
 
 SERVICES: dict[str, Any] = compose(secrets())["services"]
 OURS = {name: service for name, service in SERVICES.items() if name not in ("redis", "smollm2")}
@@ -29,6 +32,20 @@ def test_it_keeps_to_the_compose_specification(tool: Callable[..., str]) -> None
 def test_a_secret_that_is_not_set_stops_everything(secret: str) -> None:
     with pytest.raises(KeyError, match=secret):
         compose({**secrets(), secret: ""})
+
+
+def test_make_fills_the_file_of_secrets_once(tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    for name in ("Makefile", "docker/.env.example"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    made = tmp_path / "docker" / ".env"
+    subprocess.run(["make", "-C", tmp_path, "docker/.env"], check=True, capture_output=True)
+    text = made.read_text()
+    subprocess.run(["make", "-C", tmp_path, "docker/.env"], check=True, capture_output=True)
+    lines = dict(line.split("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    assert made.read_text() == text and made.stat().st_mode & 0o777 == 0o600
+    assert lines.keys() == secrets().keys()
+    assert len(set(lines.values())) == len(lines) and all(len(value) == 48 for value in lines.values())
 
 
 @each_of_ours
