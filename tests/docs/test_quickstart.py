@@ -1,4 +1,4 @@
-"""Test that the quickstart's commands do what the page says, in front of the cluster that the tests share."""
+"""Test that the commands of the quickstart and README's Python do what the pages say, with the cluster that tests share."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def test_the_commands_of_the_quickstart_give_a_text_and_show_the_cluster(cluster
     [python] = blocks(PAGE, "python")
     assert "accepted" in run(sys.executable, "-c", python.replace("http://127.0.0.1:8080", url))
     assert "verifier-1" in run("bash", "-c", look)
+
+
+def test_the_python_of_the_readme_answers(cluster: Cluster) -> None:
+    [python] = blocks("README.md", "python")
+    program = python.replace("127.0.0.1:7700", cluster.address)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(cluster.folder), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
