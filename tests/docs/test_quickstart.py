@@ -1,4 +1,4 @@
-"""Test that the commands of the quickstart and README's Python do what the pages say, with the cluster that tests share."""
+"""Test that the commands of the quickstart and README's Python do what the pages say, on the shared cluster."""
 
 from __future__ import annotations
 
