@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from pages import SITE, prose
+from pages import SITE, prose, text_of
 
 MAX_WORDS = 26_000
 """Of all pages that are written by hand, without the reference."""
@@ -19,7 +19,7 @@ FOR_CONTRIBUTORS = {"docs/decisions.md", "docs/glossary.md"}
 HAND = [page for page in SITE if page not in GENERATED]
 KUBERNETES = {"docs/kubernetes.md", "docs/upgrades.md"}
 """Pages on which a node is a machine."""
-USERS = [page for page in HAND if page not in REFERENCE | FOR_CONTRIBUTORS]
+USERS = ["README.md", *(page for page in HAND if page not in REFERENCE | FOR_CONTRIBUTORS)]
 BANNED = (
     r"plain streaming|over streaming|speculation windows?|verifier's own nodes|nodes?|rows? of a step|overlay",
     r"seats?|zombies?|fenced|re-?attach(?:es)?|attach(?:es|ed)?|tickets?|grants?|passages?|traffic log",
@@ -42,6 +42,11 @@ def words(text: str) -> list[str]:
 
 def without_code(text: str) -> str:
     return re.sub(r"`[^`\n]*(?:\n[^`\n]*)?`", "CODE", text)
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len(text_of("README.md").splitlines()) <= 150
+    assert len(words(spoken("README.md"))) <= 1000
 
 
 def test_all_pages_together_stay_short() -> None:
