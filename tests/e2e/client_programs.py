@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-MODEL = "target"
+MODEL = "pair"
 QUESTION = "Order two apples. Answer in JSON."
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
