@@ -5,7 +5,7 @@ python -m examples.likely
 
 import math
 
-from edge_agent import Client
+from outrider import Client
 
 PROMPT = "Question: What is gravity?\nAnswer:"
 

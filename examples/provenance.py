@@ -5,7 +5,7 @@ python -m examples.provenance
 
 import asyncio
 
-from edge_agent import AsyncClient
+from outrider import AsyncClient
 
 PROMPT = "Question: What is gravity?\nAnswer:"
 

@@ -191,7 +191,7 @@ def _arguments_of(
 class Client:
     """A client for code that blocks, with the arguments, methods, types and errors of AsyncClient. A context manager.
 
-        from edge_agent import Client
+        from outrider import Client
 
         with Client(coordinator="127.0.0.1:7700") as client:
             print(client.generate("def add(a, b):", max_tokens=64).text)

@@ -47,7 +47,7 @@ class AsyncClient:
 
         import asyncio
 
-        from edge_agent import AsyncClient
+        from outrider import AsyncClient
 
 
         async def main() -> None:
