@@ -10,7 +10,7 @@ import functools
 import sys
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 MODEL = "pair"
 QUESTION = "Order two apples. Answer in JSON."
@@ -20,6 +20,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 class Order(BaseModel):
     """An order of fruit."""
 
+    model_config = ConfigDict(extra="forbid")  # else an answer may have any number of fields
     fruit: Literal["apple", "pear", "plum"]
     count: Annotated[int, Field(ge=1, le=99)]
 
