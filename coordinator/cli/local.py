@@ -37,7 +37,7 @@ REVIVE_S = 1.0
 DRAFT = "smollm2-draft.gguf"
 _NEEDS = {
     "coordinator": ("redis", "cryptography", "jwt", "grpc_health", "starlette", "uvicorn"),
-    "verifier": ("torch", "transformers", "safetensors", "cryptography", "jwt", "grpc_health"),
+    "verifier": ("torch", "transformers", "safetensors", "accelerate", "gguf", "cryptography", "jwt", "grpc_health"),
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
 """Modules of each extra that its program cannot do without."""

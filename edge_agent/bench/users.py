@@ -31,7 +31,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 20_260_731}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "seed": 0}
 TEXT_S = 300.0
 """Seconds after which a text fails, because the service does not work."""
-TAIL = 64
+TAIL = 32
 LOOPS = 0.75
 """Share of the 4-grams of a text's last TAIL tokens that came before, from which on the target goes round in a loop."""
 

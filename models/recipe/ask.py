@@ -1,6 +1,6 @@
 """Ask a running cluster questions, so that it records what the target answers.
 
-Half of the questions are the target's own: it writes what a user would ask after the prefix of its chat template, as
+Most of the questions are the target's own: it writes what a user would ask after the prefix of its chat template, as
 in Magpie (arXiv 2406.08464). The others are GSM8K's training questions and tasks of code. Nothing drafts meanwhile.
 """
 

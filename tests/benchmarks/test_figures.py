@@ -67,10 +67,11 @@ def test_a_text_differs_where_it_says_something_else_and_not_where_it_was_cut(
 def test_a_text_that_ends_in_a_loop_is_found_and_one_that_repeats_a_phrase_is_not() -> None:
     words = [*range(200)]
     assert degenerates([*words[:60], *([*words[:9], 7, 7] * 6)])
+    assert degenerates([*words[:20], *([*words[30:39]] * 5)][:64]), "an answer of 64 tokens"
     assert degenerates([5] * 40)
     assert not degenerates(words)
     assert not degenerates([*words[:50], *words[10:30], *words[100:150]])
-    assert not degenerates([5] * 20), "too short to tell"
+    assert not degenerates([5] * 18), "too short to tell"
 
 
 def test_a_prompt_that_is_too_long_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
