@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "demo.svg"
-COLUMNS = 100
+COLUMNS = 112
 QUESTIONS = 2
 """So many of the demo's questions are shown."""
 
