@@ -40,6 +40,9 @@ _MAX_COUNTED = 1024
 """Greatest length that a text between marks is held to."""
 _OF_TEXTS = ("format", "maxLength", "minLength", "pattern")
 """Keywords that a schema may have for texts."""
+_NULLS = frozenset({"null"})
+_TEXT = _NULLS | {"string"}
+"""Types of a value that is a text, if it is any."""
 _BEGIN, _END = {"^", r"\A"}, {"$", r"\z", r"\Z"}
 """Anchors of a regular expression."""
 _IN_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "contains", "additionalItems")
@@ -313,11 +316,11 @@ class AnswerGrammar:
             if "string" not in kinds:
                 defined = {name: schema[name] for name in _DEFINITIONS if name in schema and "$ref" in str(value)}
                 written = embedded_schema({**defined, **value}, lenient=lenient)
-            elif texts := _texts_in(value):
-                written = f"({' | '.join(map(quoted, texts))})"
+            elif texts := _texts_in(_text_of(value, schema)):
+                written = f"({' | '.join(map(quoted, [*texts, *_NULLS.intersection(kinds)]))})"
             else:
                 written = ""
-            after = self._literal(marks.after_value) if written else self._string(value, kinds, marks.after_value)
+            after = self._literal(marks.after_value) if written else self._string(value, schema, marks.after_value)
             pairs[key] = f"{self._literal(marks.before_key + key + after_key)} {written} {after}"
         after_key = self._literal(marks.after_key)
         more = f"{self._literal(marks.before_key)} {_KEY} {after_key} {self._until(marks.after_value)}"
@@ -330,10 +333,10 @@ class AnswerGrammar:
         """
         inline = not (isinstance(schema, Mapping) and "$ref" in schema)
         schema, kinds = resolved(schema, root), kinds_of(schema, root)
-        if texts := _texts_in(schema):
-            return " | ".join(self._literal(f"{quote}{one}{quote}") for one in texts)
-        if kinds == {"string"}:
-            return f"{self._literal(quote)} {self._string(schema, kinds, quote)}"
+        if "string" in kinds and kinds <= _TEXT:
+            texts = [self._literal(f"{quote}{one}{quote}") for one in _texts_in(_text_of(schema, root))]
+            texts = texts or [f"{self._literal(quote)} {self._string(schema, root, quote, null=False)}"]
+            return " | ".join([*texts, *map(quoted, _NULLS.intersection(kinds))])
         if kinds == {"object"} and not _is_open(schema) and inline:
             properties = schema.get("properties", {})
             pairs = {
@@ -384,12 +387,12 @@ class AnswerGrammar:
             if part
         )
 
-    def _string(self, schema: Any, kinds: Collection[str], mark: str) -> str:
+    def _string(self, schema: Any, root: Mapping[str, Any], mark: str, *, null: bool = True) -> str:
         """Return the expression of a text by its schema, up to a mark, and of that. What is not followed is noted.
 
-        kinds: the types that the value may have. Only a value that must be a text is held to more than its type.
+        Only a value that must be a text, or null, is held to more than its type. null: whether that is written here.
         """
-        own = schema if kinds == {"string"} and isinstance(schema, Mapping) else {}
+        own = _text_of(schema, root)
         least, most = (
             given if type(given) is int and 0 < given <= _MAX_COUNTED else 0
             for given in (own.get("minLength"), own.get("maxLength"))
@@ -408,7 +411,9 @@ class AnswerGrammar:
                 content.append(found)
                 empty = empty and re.search(pattern, "") is not None
         self._note(schema, followed)
-        return self._until(mark, content, empty=empty)
+        text = self._until(mark, content, empty=empty)
+        null = null and bool(followed) and "null" in kinds_of(schema, root)
+        return f"({text} | {self._literal(f'null{mark}')})" if null else text
 
     def _note(self, schema: Any, followed: Collection[str] = ()) -> None:
         """Note what a schema says of texts, but for what is followed."""
@@ -478,11 +483,21 @@ def chat_grammar(
     return grammar.text(output, reasons=reasons), field
 
 
-def _texts_in(schema: object) -> list[str]:
-    """Return the texts of which a value must be one; none where it may be another."""
-    given = schema if isinstance(schema, Mapping) else {}
-    values = given.get("enum", [given["const"]] if "const" in given else None)
-    return values if isinstance(values, list) and all(isinstance(one, str) for one in values) else []
+def _text_of(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a schema says of a value that is a text, if it is any; nothing where the value may be more."""
+    if not isinstance(schema, Mapping) or not kinds_of(schema, root) <= _TEXT:
+        return {}
+    either = schema.get("anyOf", schema.get("oneOf"))
+    texts = [resolved(one, root) for one in either] if isinstance(either, list) else []
+    texts = [one for one in texts if kinds_of(one, root) == {"string"}]
+    return texts[0] if len(texts) == 1 and isinstance(texts[0], Mapping) else schema
+
+
+def _texts_in(schema: Mapping[str, Any]) -> list[str]:
+    """Return the texts of which a value must be one, if it is any; none where it may be another."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    texts = [one for one in values if one is not None] if isinstance(values, list) else []
+    return texts if all(isinstance(one, str) for one in texts) else []
 
 
 def _found(pattern: str) -> str:
