@@ -153,7 +153,7 @@ class AsyncClient:
 
         Requests that hold a slot end as cancelled; those that wait for one, and later ones, raise BadRequest.
         """
-        await self._sessions.close([stream.aclose() for stream in self._streams])
+        await self._sessions.close(stream.aclose() for stream in self._streams)
         self._bundle = None
 
     # --- requests
