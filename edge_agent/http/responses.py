@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_agent.http.parsing.answer import AnswerParser
@@ -51,9 +51,9 @@ class CompletionWriter:
         self._written: dict[int, int] = {}
         """Tokens that were written of each choice that has begun."""
         self._messages = [MessageWriter(body, parser) for parser in parsers if isinstance(body, ChatCompletionRequest)]
-        table = bundle.tokenizer.table
-        silent = frozenset(bundle.description.eos_token_ids) if chat else bundle.tokenizer.special
-        self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
+        self._ends = frozenset(bundle.description.eos_token_ids)
+        table, silent = bundle.tokenizer.table, bundle.tokenizer.special
+        self._text_logprobs = [TextLogprobs(table, silent, len(prefix)) for prefix in prefixes]
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -91,7 +91,7 @@ class CompletionWriter:
             outrider = self._provenance_of(index, chunk) if self._body.provenance else {}
             if not chunk.verified:
                 outrider["verified"] = False
-            logprobs = self._logprobs[index].write(chunk.token_ids, chunk.logprobs)
+            logprobs = self._logprobs(index, chunk)
             if self.chat and not text:
                 text = {"content": ""}
             yield self._piece(index, text, logprobs=logprobs, outrider=outrider)
@@ -111,7 +111,7 @@ class CompletionWriter:
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         said: object = self._messages[index].message() if self.chat else self._prefixes[index] + completion.text
-        logprobs = self._logprobs[index].write(completion.token_ids, completion.logprobs)
+        logprobs = self._logprobs(index, completion)
         if self._echoes_logprobs and logprobs is not None:
             echoed = self._echoed(index, completion)
             logprobs = {name: [*values, *logprobs[name]] for name, values in echoed.items()}
@@ -127,11 +127,19 @@ class CompletionWriter:
         reason = completion.finish_reason
         return self._messages[index].reason(reason) if self.chat else REASONS[reason]
 
+    def _logprobs(self, index: int, part: Chunk | Completion) -> dict[str, Any] | None:
+        """Return the log-probabilities of the next part of a choice, or of all of it; None unless asked for."""
+        if part.logprobs is None:
+            return None
+        if self.chat:
+            return message_logprobs(self._tokenizer.table, self._ends, part.token_ids, part.logprobs)
+        return self._text_logprobs[index].write(part.token_ids, part.logprobs)
+
     def _echoed(self, index: int, completion: Completion) -> dict[str, Any]:
         """Return the log-probabilities of the prompt that comes before a choice."""
         ids = self.streams[index].prompt_token_ids
-        writer = LogprobsWriter(self._tokenizer.table, self._tokenizer.special, chat=False)
-        echoed = writer.write(ids, completion.prompt_logprobs or [None] * len(ids)) or {}
+        writer = TextLogprobs(self._tokenizer.table, self._tokenizer.special)
+        echoed = writer.write(ids, completion.prompt_logprobs or [None] * len(ids))
         # A tokenizer that begins every text with a space has a longer text than the prompt.
         first, end = max(0, writer.end - len(self._prefixes[index])), len(self._prefixes[index])
         echoed["text_offset"] = [min(max(0, offset - first), end) for offset in echoed["text_offset"]]
@@ -160,7 +168,7 @@ class CompletionWriter:
         tokens = [
             {
                 "id": token,
-                "bytes": [] if token in silent or token >= len(table) else list(table[token]),
+                "bytes": [] if token in silent else list(_bytes(table, token)),
                 "provenance": provenance,
             }
             for token, provenance in zip(chunk.token_ids, chunk.provenance, strict=True)
@@ -250,17 +258,34 @@ def call_id(form: AnswerFormat) -> str:
     return secrets.token_hex(5)[:9] if form.tools == "mistral" else f"call_{secrets.token_hex(12)}"
 
 
-class LogprobsWriter:
-    """Writes the log-probabilities of one choice in the order of its tokens, for chat or completions.
+# --- log-probabilities. table: the raw bytes of every token id.
 
-    table: the raw bytes of every token id. silent: ids that stand for no text, which a chat leaves out.
-    offset: number of characters before the first token's.
+
+def message_logprobs(
+    table: Sequence[bytes], ends: Collection[int], ids: Sequence[int], known: Sequence[TokenLogprobs]
+) -> dict[str, Any]:
+    """Return the log-probabilities of a message's tokens, but for those that end it."""
+
+    def written(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": _text(table, token), "logprob": logprob, "bytes": list(_bytes(table, token))}
+
+    content = [
+        {**written(token, one.logprob), "top_logprobs": [written(*other) for other in one.top]}
+        for token, one in zip(ids, known, strict=True)
+        if token not in ends
+    ]
+    return {"content": content, "refusal": None}
+
+
+class TextLogprobs:
+    """Writes the log-probabilities of a text's tokens in their order, each with the place of its own text.
+
+    silent: ids that stand for no text. offset: number of characters before the first token's.
     """
 
-    def __init__(self, table: Sequence[bytes], silent: Collection[int] = (), *, chat: bool, offset: int = 0) -> None:
+    def __init__(self, table: Sequence[bytes], silent: Collection[int], offset: int = 0) -> None:
         self._table = table
         self._silent = silent
-        self._chat = chat
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -269,23 +294,10 @@ class LogprobsWriter:
         """Return the number of characters up to the end of the last token's text."""
         return self._offset + bool(self._decoder.getstate()[0])  # U+FFFD for a character that is not finished
 
-    def write(self, ids: Sequence[int], known: Iterable[TokenLogprobs | None] | None) -> dict[str, Any] | None:
-        """Return the next tokens' log-probabilities; None unless they were asked for.
-
-        A token of a completion that has none, as the first one of a prompt, has null in their place.
-        """
-        if known is None:
-            return None
-        known = tuple(known)
-        if self._chat:
-            content = [
-                {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
-                for token, one in zip(ids, known, strict=True)
-                if one is not None and token not in self._silent
-            ]
-            return {"content": content, "refusal": None}
+    def write(self, ids: Sequence[int], known: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """Return the next tokens' log-probabilities; null for one that has none, as the first of a prompt."""
         return {
-            "tokens": [self._text(token) for token in ids],
+            "tokens": [_text(self._table, token) for token in ids],
             "token_logprobs": [None if one is None else one.logprob for one in known],
             "top_logprobs": [
                 None if one is None else self._likeliest(token, one) for token, one in zip(ids, known, strict=True)
@@ -297,30 +309,29 @@ class LogprobsWriter:
         """Return the log-probabilities of the likeliest tokens, and of the token itself, by their texts."""
         found: dict[str, float] = {}
         for other, value in (*known.top, (token, known.logprob)):
-            found.setdefault(self._text(other), value)  # of tokens with one text, the likeliest
+            found.setdefault(_text(self._table, other), value)  # of tokens with one text, the likeliest
         return found
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._text(token), "logprob": logprob, "bytes": list(self._bytes(token))}
-
-    def _bytes(self, token: int) -> bytes:
-        return self._table[token] if token < len(self._table) else b""
-
-    def _text(self, token: int) -> str:
-        """Return a token's text; a part of a character is written as OpenAI does."""
-        raw = self._bytes(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def _text_offset(self, token: int) -> int:
         """Return where the token's text begins, and count its characters."""
         if token in self._silent:
             return self._offset
         cut, _ = self._decoder.getstate()
-        text = self._decoder.decode(self._bytes(token))
+        text = self._decoder.decode(_bytes(self._table, token))
         replaced = bool(cut) and text.startswith("\ufffd")  # an earlier character that this token does not finish
         begins = self._offset + replaced
         self._offset += len(text)
         return begins
+
+
+def _bytes(table: Sequence[bytes], token: int) -> bytes:
+    return table[token] if token < len(table) else b""
+
+
+def _text(table: Sequence[bytes], token: int) -> str:
+    """Return a token's text; a part of a character is written as OpenAI does."""
+    raw = _bytes(table, token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, BadRequestError
 from reciter import TEXT
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.responses import LogprobsWriter
+from edge_agent.http.responses import TextLogprobs
 from edge_agent.http.serve import serving
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import TokenLogprobs
@@ -76,6 +76,6 @@ async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
 )
 def test_offsets_are_those_of_the_text_that_is_delivered(pieces: list[bytes], offsets: list[int]) -> None:
     silent = {i for i, piece in enumerate(pieces) if piece == b"<end>"}
-    writer = LogprobsWriter(pieces, silent, chat=False, offset=3)
+    writer = TextLogprobs(pieces, silent, 3)
     logprobs = [writer.write([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]
-    assert [one["text_offset"][0] for one in logprobs if one] == offsets
+    assert [one["text_offset"][0] for one in logprobs] == offsets
