@@ -72,16 +72,18 @@ class CoordinatorClient:
         may be restarting; if it does not come back, Unavailable is raised, with `waited`. If the caller is cancelled
         during the call, the session is closed once it has been opened.
         """
-        since, tries, looks = time.monotonic(), 0, False
+        since, tries, was_absent = time.monotonic(), 0, False
         while True:
             try:
                 return await (self._open(request) if patient else self._open_once(request))
             except (Overloaded, Unavailable) as error:
                 absent = isinstance(error, Unavailable)
-                if absent is not looks:  # a cluster that comes back may be full at first
+                if absent is not was_absent:  # a cluster that comes back may be full at first
                     since, tries = time.monotonic(), 0
-                allowed_s = wait_s if not absent else look_s if error.retry_after_s or (looks and tries) else 0.0
-                looks, tries, delay_s = absent, tries + 1, max(error.retry_after_s, _LEAST_DELAY_S)
+                allowed_s = wait_s
+                if absent:  # a coordinator that has not answered is waited for only if it had answered before
+                    allowed_s = look_s if error.retry_after_s or tries else 0.0
+                was_absent, tries, delay_s = absent, tries + 1, max(error.retry_after_s, _LEAST_DELAY_S)
                 waited_s = time.monotonic() - since
                 if tries > 1:
                     error.args = (f"{error} (asked {tries} times in {waited_s:.0f} s)",)
