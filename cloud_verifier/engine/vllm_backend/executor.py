@@ -61,7 +61,7 @@ class VllmExecutor:
         blocks = core.scheduler.kv_cache_config.num_blocks
         self._blocks = int(blocks) - 1  # vLLM never uses the first one
         concurrency = get_max_concurrency_for_kv_cache_config(core.vllm_config, core.scheduler.kv_cache_config)
-        self._slots_per_block = model.max_model_len * concurrency / blocks
+        self._slots_per_block: float = model.max_model_len * concurrency / blocks
         """Tokens of a longest sequence for each of its blocks; there is a block of each kind of layer."""
         self._requests: dict[EngineSession, Request] = {}
         self._numbers = itertools.count(1)
@@ -78,14 +78,22 @@ class VllmExecutor:
         free, cached = pool.get_num_free_blocks(), len(pool.cached_block_hash_to_block)
         used = self._blocks - free
         missing = self._scheduler.blocks_missing(self._requests.values(), self._ahead)
-        counts = (self._blocks, used, min(self._blocks, used + missing), max(0, min(cached - used, free)))
-        return KVUsage(*(round(count * self._slots_per_block) for count in counts))
+
+        def slots(blocks: int) -> int:
+            return round(blocks * self._slots_per_block)
+
+        return KVUsage(
+            capacity=slots(self._blocks),
+            used=slots(used),
+            reserved=slots(min(self._blocks, used + missing)),
+            cached=slots(max(0, min(cached - used, free))),
+        )
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         attach = session.protocol.attach
-        tops = [
-            top for top in (session.protocol.logprobs, self._record_top if session.record else None) if top is not None
-        ]
+        top = session.protocol.logprobs
+        if session.record:
+            top = max(top or 0, self._record_top)
         request = self._request(
             f"{short_id(session.session_id)}/{attach.epoch}/{next(self._numbers)}",
             list(session.tokens),
@@ -93,7 +101,7 @@ class VllmExecutor:
             session.sampler.params,
             max_tokens=max(1, session.left),  # vLLM always gives one; a session that is scored alone takes none
             salt=session.salt,
-            top=max(tops, default=None),
+            top=top,
             ends=session.protocol.end_token_ids,
             min_tokens=attach.min_tokens,
             prompt_top=attach.prompt_logprobs if session.protocol.scoring else None,

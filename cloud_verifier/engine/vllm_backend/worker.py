@@ -187,7 +187,7 @@ class CoupledSampling:
             walk.sampler.commit(walk.tokens)
             tokens[index, : len(walk.tokens)] = walk.tokens
             if self._runner.requests[request_ids[index]].sampling_params.logprobs is not None:
-                visited += [(index, walk.first + at) for at in range(len(walk.tokens))]
+                visited += [(index * tokens.shape[1] + at, walk.first + at) for at in range(len(walk.tokens))]
         self._forget()
         sampled = torch.from_numpy(tokens)
         return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(logits, tokens, visited))
@@ -227,28 +227,21 @@ class CoupledSampling:
     ) -> LogprobsTensors | None:
         """Return log-probabilities of the tokens and of the likeliest ids in the layout of vLLM's rejection sampler.
 
-        That is a row for every place of `tokens`, also for those without a token. visited: (index of the request, row
-        of the logits) of the tokens of requests that ask for them.
+        That is a row for every place of `tokens`, also for those without a token. visited: (place, row of the logits)
+        of the tokens of requests that ask for them.
         """
         top = self._runner.input_batch.max_num_logprobs
         if top is None or not visited:
             return None
-        rows = torch.tensor([row for _, row in visited], device=logits.device)
-        values = logits.index_select(0, rows).float()
+        places, rows = (torch.tensor(column) for column in zip(*visited, strict=True))
+        values = logits.index_select(0, rows.to(logits.device)).float()
         ids, best, total = top_logprobs(values, top)
-        width, places = tokens.shape[1], list[int]()
-        for (index, _), before in zip(visited, (None, *visited), strict=False):
-            follows = before is not None and before[0] == index
-            places.append(places[-1] + 1 if follows else index * width)
-        chosen = torch.from_numpy(tokens.reshape(-1)[places].astype(np.int64)).to(logits.device).unsqueeze(1)
+        chosen = torch.from_numpy(tokens).flatten()[places].long().to(logits.device).unsqueeze(1)
         own = values.gather(1, chosen) - total
         size = tokens.size
         all_ids = torch.zeros(size, top + 1, dtype=torch.int32)
         all_logprobs = torch.zeros(size, top + 1)
-        at = torch.tensor(places)
-        all_ids[at, 0:1] = chosen.int().cpu()
-        all_logprobs[at, 0:1] = own.cpu()
-        found = ids.shape[1]
-        all_ids[at, 1 : found + 1] = ids.int().cpu()
-        all_logprobs[at, 1 : found + 1] = best.cpu()
+        found = ids.shape[1] + 1
+        all_ids[places, :found] = torch.cat([chosen, ids], dim=1).int().cpu()
+        all_logprobs[places, :found] = torch.cat([own, best], dim=1).cpu()
         return LogprobsTensors(all_ids, all_logprobs, torch.zeros(size, dtype=torch.int32))
