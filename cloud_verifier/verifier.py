@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import secrets
 
@@ -14,7 +13,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.metrics import VerifierCollector
-from cloud_verifier.front.registration import RegistryClient, directives_of
+from cloud_verifier.front.registration import RegistryClient, directives_of, join_token
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.traffic.recorder import recorder_of
 from outrider.artifacts.model_files import check_gguf, check_target
@@ -24,7 +23,6 @@ from outrider.core.text import counted
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
-from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server, start
 from outrider.wire.health import Health
 from outrider.wire.v1 import coordinator_pb2, session_pb2_grpc
@@ -126,7 +124,7 @@ class VerifierProcess:
         ready.target.tokenizer_hash = f"sha256:{digest.hex()}"
         if self._config.coordinator:
             self._registry = RegistryClient(
-                self._config.coordinator,
+                self._config,
                 coordinator_pb2.RegisterRequest(
                     verifier_id=self._id,
                     address=self._config.advertise or address,
@@ -134,10 +132,7 @@ class VerifierProcess:
                     target=ready.target,
                     capacity_sessions=self._config.max_sessions,
                 ),
-                join_token=functools.partial(_join_token, self._config),
-                tls=self._config.coordinator_tls,
-                insecure=self._config.insecure,
-                counters=self._service.counters,
+                self._service.counters,
             )
             await self._registry.register()
         authorise = self._registry.authorise if self._registry else _everybody
@@ -237,16 +232,10 @@ def check_settings(config: VerifierConfig) -> None:
             " address devices reach this verifier",
             field="advertise",
         )
-    _join_token(config)
+    join_token(config)
     for tls in (config.tls, config.coordinator_tls):
         if tls is not None:
             tls.credentials()  # a missing file is named here
-
-
-def _join_token(config: VerifierConfig) -> str:
-    """Return the join token of the settings, or of `outrider up` on this machine; "" for none. Raises BadRequest."""
-    given = config.join_token.get_secret_value()
-    return given or (local_tokens.find(local_tokens.JOIN, config.coordinator) if config.coordinator else "")
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -206,7 +206,8 @@ def _be_quiet() -> None:
 
 
 async def _status(config: DistillConfig) -> int:
-    from cloud_verifier.distill.loop import described, release_client
+    from cloud_verifier.distill.loop import described
+    from cloud_verifier.distill.publisher import ReleaseClient
     from outrider.wire.manifest import state_of
 
     print(described(config))
@@ -214,7 +215,7 @@ async def _status(config: DistillConfig) -> int:
         if outcome := run.outcome:
             print(f"  run {run.number}: {outcome.result} {run.release[:12]} {outcome.reason}".rstrip())
     if not config.heads:
-        async with release_client(config) as registry:
+        async with ReleaseClient(config) as registry:
             for release in await registry.list():
                 print(f"  release {release.version} {release.name[:12]}: {state_of(release)} {release.reason}")
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cloud_verifier.distill.config import PUBLIC, DistillConfig
+from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.dataset import DatasetCard
 from cloud_verifier.distill.publisher import SERVED, Publisher, ReleaseClient, serve_heads
 from cloud_verifier.distill.run_folder import (
@@ -43,8 +43,6 @@ from outrider.artifacts.store import ArtifactStore, file_digest
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.core.vocabulary import token_table, vocabulary_hash
-from outrider.wire import local_tokens
-from outrider.wire.channels import ClientTls
 from outrider.wire.ticket import Signer, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -369,20 +367,8 @@ async def publishing(config: DistillConfig, target: Target) -> AsyncIterator[Pub
         yield None
         return
     signer, artifacts = Signer.load(config.key), ArtifactStore(config.artifacts, ".gguf")
-    async with release_client(config) as registry:
+    async with ReleaseClient(config) as registry:
         yield Publisher(registry, config.state / "releases", artifacts, signer, target)
-
-
-def release_client(config: DistillConfig) -> ReleaseClient:
-    """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
-    files = {part: Path(path).expanduser() for part, path in config.tls.items() if path != PUBLIC}
-    given = config.admin_token.get_secret_value()
-    return ReleaseClient(
-        config.coordinator,
-        admin_token=lambda: given or local_tokens.find(local_tokens.ADMIN, config.coordinator),
-        tls=ClientTls(files.get("ca"), files.get("cert"), files.get("key")) if config.tls else None,
-        insecure=config.insecure,
-    )
 
 
 def target_hashes(target: Path) -> Target:

@@ -18,9 +18,11 @@ from typing import Any, Self
 
 import grpc
 
+from cloud_verifier.distill.config import PUBLIC, DistillConfig
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest
+from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.manifest import read_unverified, sign, state_of
 from outrider.wire.status import error_from_rpc
@@ -41,15 +43,12 @@ class ReleaseClient:
     All methods raise core errors: Unavailable if the coordinator cannot be reached.
     """
 
-    def __init__(
-        self, address: str, *, admin_token: Callable[[], str], tls: ClientTls | None = None, insecure: bool = False
-    ) -> None:
-        """Connect on first use. Raises BadRequest for plain text to another machine, unless `insecure`.
-
-        admin_token: asked for with each call, since a coordinator on this machine may start again with another one.
-        """
-        self._admin_token = admin_token
-        self._channel = channel(address, tls=tls, insecure=insecure)
+    def __init__(self, config: DistillConfig) -> None:
+        """Connect on first use. Raises BadRequest for plain text to another machine, unless the settings allow it."""
+        self._config = config
+        files = {part: Path(path).expanduser() for part, path in config.tls.items() if path != PUBLIC}
+        tls = ClientTls(files.get("ca"), files.get("cert"), files.get("key")) if config.tls else None
+        self._channel = channel(config.coordinator, tls=tls, insecure=config.insecure)
         self._stub = coordinator_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def list(self) -> Sequence[pb.Release]:
@@ -64,7 +63,9 @@ class ReleaseClient:
         return release
 
     async def _call(self, method: Any, request: Any) -> Any:
-        token = self._admin_token()
+        token = self._config.admin_token.get_secret_value()
+        if not token:  # each time, since a coordinator on this machine may start again with another one
+            token = local_tokens.find(local_tokens.ADMIN, self._config.coordinator)
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         try:
             return await method(request, timeout=CALL_TIMEOUT_S, metadata=metadata)

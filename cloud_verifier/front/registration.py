@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cryptography  # noqa: F401  # verifies tickets; imported here, so that the start fails without it
 import grpc
 
+from cloud_verifier.config import VerifierConfig
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
@@ -25,8 +25,8 @@ from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unavaila
 from outrider.core.protocol.messages import Directive
 from outrider.core.text import short_id
 from outrider.telemetry.logs import RepeatedFailure
-from outrider.wire import ticket
-from outrider.wire.channels import ClientTls, channel, proxy_of
+from outrider.wire import local_tokens, ticket
+from outrider.wire.channels import channel, proxy_of
 from outrider.wire.checks import check_directive
 from outrider.wire.status import error_from_rpc, is_unresolved
 from outrider.wire.telemetry import WRONG_CLOCK_S
@@ -41,29 +41,22 @@ SOONEST = 0.1
 """Least share of the report interval between two reports, however often one is hurried."""
 
 
+def join_token(config: VerifierConfig) -> str:
+    """Return the join token of the settings, or of `outrider up` on this machine; "" for none. Raises BadRequest."""
+    given = config.join_token.get_secret_value()
+    return given or (local_tokens.find(local_tokens.JOIN, config.coordinator) if config.coordinator else "")
+
+
 class RegistryClient:
-    """Registers the verifier, reports, and registers again whenever the coordinator does not know it.
+    """Registers the verifier, reports, and registers again whenever the coordinator does not know it."""
 
-    join_token: asked for with each call, since a coordinator on this machine may have started again with another one.
-    """
-
-    def __init__(
-        self,
-        coordinator: str,
-        request: pb.RegisterRequest,
-        *,
-        join_token: Callable[[], str] = lambda: "",
-        tls: ClientTls | None = None,
-        insecure: bool = False,
-        counters: FrontCounters | None = None,
-    ) -> None:
-        self._counters = counters or FrontCounters()
+    def __init__(self, config: VerifierConfig, request: pb.RegisterRequest, counters: FrontCounters) -> None:
+        self._config = config
+        self._counters = counters
         self._request = request
         self._request.instance = secrets.randbits(63)
-        self._join_token = join_token
-        self._connect = functools.partial(channel, coordinator, tls=tls, insecure=insecure)
         self._channel = self._connect()
-        self._coordinator = coordinator
+        self._coordinator = config.coordinator
         self._interval_s = 1.0
         self._public_keys: dict[str, bytes] = {}
         self.revocations = Revocations()
@@ -77,6 +70,9 @@ class RegistryClient:
         self.clock_ahead_s = 0.0
         """Seconds by which this machine's clock is ahead of the coordinator's, by its last answer."""
         self._clocks = RepeatedFailure(log, "this machine's clock agrees with the coordinator's again")
+
+    def _connect(self) -> grpc.aio.Channel:
+        return channel(self._config.coordinator, tls=self._config.coordinator_tls, insecure=self._config.insecure)
 
     async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
         """Return what a ticket allows here. Raises Unauthenticated, PermissionDenied or Killed.
@@ -196,7 +192,7 @@ class RegistryClient:
         return coordinator_pb2_grpc.RegistryStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        token = self._join_token()
+        token = join_token(self._config)  # each time, since a coordinator on this machine may start again with another
         return (("authorization", f"Bearer {token}"),) if token else ()
 
     async def leave(self) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 
 import pytest
 from scripted_engine import until
 
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from outrider.core.errors import Killed, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import SessionLimits
@@ -82,8 +85,9 @@ async def serving(registry: Registry, address: str = "127.0.0.1:0"):
 
 
 @contextlib.asynccontextmanager
-async def registration(address: str, **options):
-    made = RegistryClient(address, pb.RegisterRequest(verifier_id="v1", address="127.0.0.1:1"), **options)
+async def registration(address: str):
+    config = VerifierConfig(model=Path("m"), coordinator=address)
+    made = RegistryClient(config, pb.RegisterRequest(verifier_id="v1", address="127.0.0.1:1"), FrontCounters())
     try:
         yield made
     finally:
