@@ -9,8 +9,10 @@ Heads, which never leave the operator's machines, are not signed, and no coordin
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +83,8 @@ class ReleaseClient:
 
 @dataclass(frozen=True)
 class Publisher:
-    """Signs drafts for one target, and keeps what it has signed in a folder of its own, `HASH.manifest` each."""
+    """Signs drafts for one target, and keeps what it has signed in a folder of its own, `HASH.json` each, which the
+    command `outrider releases publish` reads too."""
 
     registry: ReleaseClient
     folder: Path
@@ -102,10 +105,10 @@ class Publisher:
         if digest in known:
             return known[digest]
         newest = max((one.version for one in known.values()), default=0)
-        path = self.folder / f"{digest}.manifest"
+        path = self.folder / f"{digest}.json"
         signed = _signed(path) if path.is_file() else b""
         if not signed or read_unverified(signed).version <= newest:
-            own = (read_unverified(_signed(one)) for one in self.folder.glob("*.manifest"))
+            own = (read_unverified(_signed(one)) for one in self.folder.glob("*.json"))
             versions = (one.version for one in own if one.weights_hash == self.target.weights_hash)
             manifest = pb.Manifest(
                 version=1 + max(newest, *versions, 0),
@@ -121,7 +124,7 @@ class Publisher:
             )
             signed = sign(manifest, self.signer)
             self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(path, signed)
+            atomic_files.write(path, json.dumps({"manifest": b64encode(signed).decode()}).encode())
         release = await self.registry.publish(signed)
         log.info("published release %d, %s..: %s", release.version, digest[:12], state_of(release))
         return release
@@ -164,8 +167,8 @@ def create_key(path: Path) -> Signer:
 def _signed(path: Path) -> bytes:
     """Return the SignedManifest in a file of ours. Raises BadRequest."""
     try:
-        signed = path.read_bytes()
+        signed = b64decode(json.loads(path.read_bytes())["manifest"], validate=True)
         read_unverified(signed)
         return signed
-    except (OSError, BadRequest) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise BadRequest(f"{path} is no manifest that this publisher signed ({error}); move it away") from error
