@@ -33,7 +33,7 @@ _MAX_VARIABLES_BYTES = 1 << 14
 _MAX_DEPTH = 32
 """Most levels of lists and objects in a schema."""
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("audio", "chat_template", "prediction", "truncate_prompt_tokens", "web_search_options"), ()),
+    **dict.fromkeys(("audio", "chat_template", "truncate_prompt_tokens", "web_search_options"), ()),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag"), ()),
     **dict.fromkeys(("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "tools"), ([],)),
     **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),

@@ -45,7 +45,7 @@ Agents write whole files, and Codex CLI takes an incomplete response for an erro
 tokens as it may generate.
 """
 MAX_RETRIES = 100
-MAX_STOPS = 16
+MAX_STOPS = 64
 MAX_STOP_CHARS = 256
 DRAWN_SEED_BITS = 53
 """Bits of a seed that is drawn: JavaScript, and whatever reads JSON as it does, rounds larger integers."""

@@ -6,6 +6,7 @@ Schemas are bounded, so that a target without sense ends its answers, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 from typing import Annotated, Literal
@@ -31,6 +32,7 @@ TOOL = {"type": "function", "function": FUNCTION}
 
 def langchain(url: str) -> None:
     from langchain_openai import ChatOpenAI
+    from openai import LengthFinishReasonError
 
     for responses in (False, True):
         model = ChatOpenAI(
@@ -45,7 +47,9 @@ def langchain(url: str) -> None:
             structured = model.with_structured_output(Order, method=method, strict=strict)
             assert isinstance(structured.invoke(QUESTION), Order), (responses, method, strict)
             assert isinstance(list(structured.stream(QUESTION))[-1], Order), (responses, method, strict)
-        assert model.with_structured_output(None, method="json_mode", include_raw=True).invoke(QUESTION)["raw"].content
+        any_json = model.with_structured_output(None, method="json_mode", include_raw=True)
+        with contextlib.suppress(LengthFinishReasonError):  # an object of any fields may have no end
+            assert any_json.invoke(QUESTION)["raw"].content
         for choice, strict in (("auto", None), ("auto", True), ("required", None), ("required", True), ("order", None)):
             bound = model.bind_tools([TOOL], tool_choice=choice, strict=strict, parallel_tool_calls=False)
             whole = bound.invoke(QUESTION)
