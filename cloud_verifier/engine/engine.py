@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
@@ -66,6 +67,8 @@ from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 STALLED_S, STALLED_WHEN_FULL_S = 60.0, 5.0
 """Seconds after which a session ends that is stalled because its device confirms nothing (rule 16): by itself, and if
@@ -320,9 +323,9 @@ class Engine:
         """Run a step: add the nodes drafted for it, prepare its rows, and advance the sessions that have some."""
         self._profiler.begin()
         self._decision = None
-        self._overlay.observe(self._executor)
+        self._ask_sources(lambda: self._overlay.observe(self._executor), None)
         self._executor.begin_step()
-        plan = self._overlay.extend(plan, self._live, self.allocation, self._profiler)
+        plan = self._ask_sources(lambda: self._overlay.extend(plan, self._live, self.allocation, self._profiler), plan)
         self._profiler.lap("draft")
         for session_id in plan.favoured:
             self._live.move_to_end(session_id)
@@ -337,12 +340,23 @@ class Engine:
         if not self._overlay.has_sources:
             return False
         begun = time.perf_counter()
-        self._overlay.observe(self._executor)
-        drafted = self._overlay.draft(plan, self._live, self.counters.steps, self._profiler)
+        self._ask_sources(lambda: self._overlay.observe(self._executor), None)
+        drafted = self._ask_sources(
+            lambda: self._overlay.draft(plan, self._live, self.counters.steps, self._profiler), True
+        )
         if drafted:
             self._decision = None
             self._profiler.drafted(time.perf_counter() - begun)
         return drafted
+
+    def _ask_sources(self, ask: Callable[[], _T], otherwise: _T) -> _T:
+        """Return what the verifier's own sources answer; after an error that is none of theirs, go on without them."""
+        try:
+            return ask()
+        except Exception:
+            log.exception("the verifier's own draft tokens cannot be added; sessions go on without them")
+            self._overlay = Overlay(())
+            return otherwise
 
     def _prepare(self, allocations: Sequence[RowAllocation]) -> list[SessionRows]:
         """Return every session's rows; a session whose rows cannot be prepared fails alone."""

@@ -137,6 +137,22 @@ def test_a_source_that_fails_is_dropped_and_the_others_go_on(target: Target, ref
     assert list(rig.engine.counters.sources) == ["knowing"]
 
 
+@pytest.mark.parametrize("method", ["observe", "draft", "extend"])
+def test_sessions_go_on_without_sources_after_an_error_that_is_none_of_theirs(
+    target: Target, reference: Plain, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(9)
+    expected = {"s": reference("llama").generate(prompt, 30, ignore_eos=True)}
+    rig = rig_with(target("llama"), Knowing(expected))
+    rig.attach("s", client(prompt, nothing, max_tokens=30, ignore_eos=True))
+    hear(rig)
+    hear(rig)
+    monkeypatch.setattr(rig.engine._overlay, method, lambda *_: {}["session"])
+    rig.run()
+    assert rig.clients["s"].device.received == expected["s"]
+    assert not rig.engine._overlay.has_sources
+
+
 def hear(rig: Rig) -> None:
     """Make a call of the engine, and deliver its commits."""
     for event in rig.engine.step():
