@@ -75,8 +75,9 @@ class VerifierConfig(BaseSettings):
     verifier_id: str = Field(default="", max_length=MAX_VERIFIER_ID)
     """This verifier's name in the cluster, which restarts keep; if empty, a random one."""
     coordinator: Address = ""
-    """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket; with
-    `insecure` those on other machines, too."""
+    """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket."""
+    open_to_all: bool = False
+    """Without a coordinator, serve devices on other machines too, without a ticket."""
     join_token: SecretStr = SecretStr("")
     """Secret shared with the coordinator, which proves that this verifier belongs to the cluster. If empty, that of
     `outrider up` on this machine, where the same user runs it."""
@@ -89,7 +90,7 @@ class VerifierConfig(BaseSettings):
     coordinator_ca: Path | None = None
     """PEM certificate of the authority that signed the coordinator's certificate; turns TLS to the coordinator on."""
     insecure: bool = False
-    """Allow connections in plain text to and from other machines, and without a coordinator those of strangers."""
+    """Allow connections in plain text to and from other machines."""
 
     engine: Literal["torch", "vllm"] = "torch"
     """What runs the target. torch: our own engine, which evaluates token trees, on one machine. vllm: vLLM, for

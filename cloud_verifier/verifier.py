@@ -219,10 +219,10 @@ def check_settings(config: VerifierConfig) -> None:
     to. Only tickets tell customers from strangers; TLS does not.
     """
     check_bind(config.listen, config.tls, config.insecure)
-    if not (config.coordinator or config.insecure or is_loopback(config.listen)):
+    if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
         raise BadRequest(
             f"--listen {config.listen} is beyond this machine and without a coordinator there are no tickets; give"
-            " --coordinator HOST:PORT, or --insecure to serve everybody who can reach it",
+            " --coordinator HOST:PORT, or --open-to-all to serve everybody who can reach it",
             field="coordinator",
         )
     host, _ = split_address(config.listen)

@@ -295,4 +295,4 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def _salt(self, claims: Claims) -> str:
         """Return what sessions must have in common to share cached prefixes: their tenant, by their tickets. Sessions
         without a ticket share with no other if strangers are served."""
-        return claims.session_id if self._config.insecure and not self._config.coordinator else claims.tenant
+        return claims.session_id if self._config.open_to_all and not self._config.coordinator else claims.tenant

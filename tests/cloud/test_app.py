@@ -77,11 +77,12 @@ def test_a_missing_certificate_is_refused_before_the_model_is_read(tmp_path):
     assert str(missing) in refusal(model=tmp_path, coordinator="127.0.0.1:1", coordinator_ca=missing)
 
 
-def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_insecure(tmp_path):
-    said = refusal(model=tmp_path, listen="0.0.0.0:0", tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
-    assert "--coordinator" in said
-    assert "--insecure" in said
-    for settings in ({"listen": "0.0.0.0:0", "insecure": True}, {"listen": "127.0.0.1:0"}):
+def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_open_to_all(tmp_path):
+    for settings in ({"insecure": True}, {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}):
+        said = refusal(model=tmp_path, listen="0.0.0.0:0", **settings)
+        assert "--coordinator" in said
+        assert "--open-to-all" in said
+    for settings in ({"listen": "0.0.0.0:0", "insecure": True, "open_to_all": True}, {"listen": "127.0.0.1:0"}):
         with pytest.raises(ModelRefused):  # it has come as far as the model, which is not there
             asyncio.run(serve(model=tmp_path, **settings))
 

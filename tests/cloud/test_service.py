@@ -141,7 +141,7 @@ async def test_a_ticket_sets_limits_and_tenant_and_with_it_whose_prefixes_are_sh
         assert "is 6, must be at most 5, limits.in_flight" in str(await stream.refusal())
 
 
-@pytest.mark.parametrize(("settings", "salt"), [({}, "default"), ({"insecure": True}, "s")])
+@pytest.mark.parametrize(("settings", "salt"), [({}, "default"), ({"open_to_all": True}, "s")])
 async def test_unauthenticated_sessions_share_their_prefixes_with_nobody(tmp_path, settings, salt):
     async with front(tmp_path, **settings) as running:
         stream = await running.open()
