@@ -310,8 +310,8 @@ class Engine:
         """Return the decision, which stands until something changes or, if it is to wait, until the time has come."""
         decision = self._decision
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
-            step, profiler, compares = self.counters.steps, self._profiler, self._overlay.serves_without_device
-            candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
+            step, profiler = self.counters.steps, self._profiler
+            candidates = [session.candidate(step) for session in self._live.values()]
             decision = self._decision = schedule(
                 candidates, now, self._budget, self.allocation, profiler.cost, profiler.between_s
             )

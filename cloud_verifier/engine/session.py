@@ -31,8 +31,6 @@ EMPTY_ANSWERS = 2
 reach: its steps no longer wait for it, until it sends a node again."""
 INITIAL_GAIN = 1.0
 """Tokens that a device's nodes are assumed to add to a step before any did."""
-COMPARE = 16
-"""Every so many steps one waits for no device, so that it is known what the verifier's own nodes bring without it."""
 LATE_ANSWER = 1.5
 """Multiple of the mean time, beside the round trip, in which a device's first nodes come; later ones are late."""
 
@@ -258,20 +256,16 @@ class EngineSession:
 
     # The scheduler's view
 
-    def candidate(self, step: int, *, compares: bool = False) -> StepCandidate:
-        """Return the session as the scheduler sees it before step number `step`.
-
-        compares: whether the verifier has nodes of its own, so that now and then the device is not waited for.
-        """
+    def candidate(self, step: int) -> StepCandidate:
+        """Return the session as the scheduler sees it before step number `step`."""
         protocol, server_gain = self.protocol, self.nodes.server_gain.value
         ends_next = protocol.position + 1 >= protocol.max_tokens
-        alone = compares and self._steps % COMPARE == COMPARE - 1
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
             acceptances=self.acceptances(),
             may_step=protocol.may_step and not self.blocked,
-            idle=self.nodes.most == 0 or protocol.idle or ends_next or alone or self.timing.expects_nothing,
+            idle=self.nodes.most == 0 or protocol.idle or ends_next or self.timing.expects_nothing,
             draft_wait_s=1e-3 * self.nodes.directive.draft_wait_ms,
             rtt_s=self.timing.rtt_s,
             answers_s=self.timing.answers_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -114,6 +115,11 @@ class StepProfiler:
         return sum(mean.value for mean in self._parts_s.values())
 
     @property
+    def token_s(self) -> float:
+        """Mean seconds in which a token is committed, whatever session it belongs to; infinite before the first."""
+        return self.step_s / self._tokens.value if self._tokens.value else math.inf
+
+    @property
     def between_s(self) -> float:
         """Mean seconds between two steps that follow one another."""
         return self._between_s.value
@@ -128,7 +134,7 @@ class StepProfiler:
     @property
     def min_acceptance(self) -> float:
         """Return the least acceptance (0..1) at which a node pays: commits per second times seconds per node."""
-        return min(1.0, self._tokens.value / self.step_s * self.node_s) if self.step_s else 0.0
+        return min(1.0, self.node_s / self.token_s)
 
 
 def measure_cost(seconds: Callable[[Sequence[int]], float], rows: int, sessions: int = SESSIONS) -> StepCost:

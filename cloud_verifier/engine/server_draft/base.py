@@ -39,9 +39,8 @@ CHILDREN = 3
 """The most children that `grow` proposes for one node."""
 NEVER = -100.0
 """Bias that asks for a token not to be generated, as in OpenAI's API."""
-TRIAL, PERIOD, TRIAL_SESSIONS = 8, 256, 8
-"""Steps with drafting before it is judged, in each period if it does not pay; and the most sessions that are drafted
-for in such a step."""
+ASSUMED_GAIN = 1.0
+"""Tokens that a source is assumed to add to a step of a session before any did."""
 
 
 @dataclass(frozen=True)
@@ -59,49 +58,8 @@ class ProposalRequest:
     """Seconds in which the verifier commits a token otherwise: what one more is worth."""
 
 
-class Drafting:
-    """Judges whether the time of drafting pays, by what it took and gained for a session.
-
-    gain: mean tokens that it adds to a step of a session, less the price of their nodes. gains: the same of each
-    session in the last step. seconds: of drafting for a session, without the reading of prompts. paused: whether it was
-    last found not to pay, outside of a trial.
-    """
-
-    def __init__(self) -> None:
-        self.gain = MovingAverage()
-        self.gains: list[float] = []
-        self.seconds = MovingAverage()
-        self.paused = False
-        self._judged = 0
-
-    @property
-    def known(self) -> bool:
-        """Return whether there were enough steps to judge."""
-        return self._judged >= TRIAL
-
-    def sessions_to_ask(self, sessions: int, step: int, token_s: float) -> int:
-        """Return for how many of these sessions to draft in a step: all if it pays, else none, or few in a trial.
-
-        token_s: seconds in which a token is committed otherwise.
-        """
-        pays = self.known and self.gain.value * token_s >= self.seconds.value
-        trial = not self.known or step % PERIOD < TRIAL
-        self.paused = not pays and not trial
-        return sessions if pays else min(sessions, TRIAL_SESSIONS) if trial else 0
-
-    def learn(self) -> None:
-        """Learn from the gains of the last step."""
-        if self.gains:
-            self.gain.add(sum(self.gains) / len(self.gains))
-            self.gains.clear()
-            self._judged += 1
-
-
 class ServerSource(ABC):
-    """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises.
-
-    The engine measures what `propose` takes and what its nodes gain, and pauses a source that does not pay.
-    """
+    """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises."""
 
     name: str
     """In statistics and metrics: a short word, one for each class of sources."""
@@ -109,16 +67,26 @@ class ServerSource(ABC):
     """Whether `observe` is called."""
     read_s = 0.0
     """Seconds that the last `propose` took to read more than the last few tokens of sessions, as of their prompts. They
-    do not count as the time of proposing."""
+    do not count as time of proposing."""
 
     def __init__(self) -> None:
         self.prior = tenant_acceptance(expected=SURER)
         """Salt -> acceptance of its nodes in all sessions of the tenant."""
-        self.drafting: dict[bool | None, Drafting] = {near: Drafting() for near in (False, True)}
-        """By whether nodes of the session's device are there or expected: it may add little to them, and much where
-        there are none."""
-        self.observing_s = 0.0
-        """Seconds in which it learned from the last step."""
+        self.seconds = MovingAverage()
+        """Of proposing for a session."""
+        self.gains = {near: MovingAverage(0.02) for near in (False, True)}
+        """Mean tokens that its nodes add to a step of a session, less their price: by whether nodes of the device are
+        there or expected, since it may add little to them and much where there are none."""
+        for gain in self.gains.values():
+            gain.add(ASSUMED_GAIN)
+
+    def pays(self, near: bool, token_s: float) -> bool:
+        """Return whether proposing for a session takes less time than what it gains is worth.
+
+        near: whether nodes of its device are there or expected. token_s: seconds in which a token is committed
+        otherwise.
+        """
+        return self.gains[near].value * token_s >= self.seconds.value
 
     @abstractmethod
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:

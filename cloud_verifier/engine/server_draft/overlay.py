@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.interface import TargetExecutor
-from cloud_verifier.engine.nodes import PendingNodes, SourceOutcome
+from cloud_verifier.engine.nodes import SourceOutcome
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
-from cloud_verifier.engine.server_draft.base import TRIAL_SESSIONS, ProposalRequest, ServerSource
+from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
+from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.verification import Verified
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ SPARE_NODES = 2
 LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
-"""Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
+"""Share of the least acceptance at which a node pays, to propose at."""
 EXPLORE = 32
-"""One step in so many proposes down to LEAST_FLOOR."""
+"""One step in so many asks every source, and for nodes down to LEAST_FLOOR, so that what pays by now is found out."""
 
 
 class Overlay:
@@ -57,44 +57,35 @@ class Overlay:
     def has_sources(self) -> bool:
         return bool(self._sources)
 
-    @property
-    def serves_without_device(self) -> bool:
-        """Return whether a source drafts for sessions without nodes of their devices."""
-        return any(not one.drafting[False].paused for one in self._sources)
-
     def draft(self, plan: StepPlan, live: Mapping[str, EngineSession], step: int, profiler: StepProfiler) -> bool:
-        """Ask the sources about the sessions of a planned step that they were not asked about since their last commit.
+        """Ask each source about the sessions of a planned step for which it pays, once after their last commit.
 
-        Return whether a source was asked. A session for which a device was waited in vain may be asked about again.
+        Return whether a source was asked.
         """
-        for one in self._sources:
-            for drafting in one.drafting.values():
-                drafting.learn()
-        ready, served = _sessions(plan, live)
-        near = plan.coming.union(a.session_id for a in plan.allocations if a.nodes)
-        undrafted = [s for s in served if _is_undrafted(s.nodes, near=s.session_id in near)]
+        _, served = _sessions(plan, live)
+        undrafted = [session for session in served if session.nodes.device_near is None]
         if not plan.node_rows or not undrafted:
             return False
-        cost, planned = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
-        commits = sum(
-            1.0 + max(sum(s.acceptances()[: planned[s.session_id]]), s.nodes.server_gain.value) for s in ready
-        )
-        step_s = float(cost(np.zeros(1, np.int64))[0])
-        floor = LEAST_FLOOR if step % EXPLORE == 0 else _floor(commits, cost)
+        near = plan.coming.union(a.session_id for a in plan.allocations if a.nodes)
+        token_s, explores = profiler.token_s, step % EXPLORE == 0
+        floor = FLOOR_SHARE * profiler.min_acceptance if not explores else 0.0
+        floor = min(GREATEST_FLOOR, max(LEAST_FLOOR, floor))
         each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(served)))
         for session in undrafted:
-            session.nodes.drafts, session.nodes.device_near = {}, session.session_id in near
+            session.nodes.device_near = session.session_id in near
         any_asked = False
         for one in list(self._sources):
-            requests: list[ProposalRequest] = []
-            for beside, drafting in one.drafting.items():
-                sessions = sum((s.session_id in near) is beside for s in served)
-                otherwise = max(len(ready), commits - drafting.gain.value * sessions)
-                most = drafting.sessions_to_ask(sessions, step, step_s / otherwise)
-                for session in [s for s in undrafted if s.nodes.device_near is beside][:most]:
-                    nodes = min(each, session.nodes.most_together)
-                    acceptance = session.nodes.acceptance_of(one.name, one.prior(session.salt))
-                    requests.append(ProposalRequest(session, nodes, floor, acceptance, step_s / commits))
+            requests = [
+                ProposalRequest(
+                    session=session,
+                    nodes=min(each, session.nodes.most_together),
+                    floor=floor,
+                    acceptance=session.nodes.acceptance_of(one.name, one.prior(session.salt)),
+                    token_s=token_s,
+                )
+                for session in undrafted
+                if explores or one.pays(session.session_id in near, token_s)
+            ]
             if requests:
                 any_asked = True
                 self._ask(one, requests)
@@ -125,33 +116,22 @@ class Overlay:
         if verified is not None and self._sources:
             self._last.append((session, verified.rows))
             for one in self._sources:
-                if (tree := nodes.drafts.get(one.name)) is None:
-                    continue
-                drafting = one.drafting[nodes.device_near]
-                # No trial is over by what finds nothing: n-grams find little at first, which takes little time.
-                if tree or drafting.known:
+                # What finds nothing takes little time, and n-grams find little at first.
+                if nodes.drafts.get(one.name) and nodes.device_near is not None:
                     outcome = nodes.own.get(one.name, SourceOutcome())
-                    drafting.gains.append(outcome.gain - price * outcome.added)
+                    one.gains[nodes.device_near].add(outcome.gain - price * outcome.added)
         nodes.end_step()
 
     def observe(self, executor: TargetExecutor) -> None:
-        """Let the sources learn from the rows of the last step, before the executor begins the next one.
-
-        One that is paused learns from as many sessions as its next trial has, so that it is not judged by what it has
-        missed.
-        """
+        """Let the sources learn from the rows of the last step, before the executor begins the next one."""
         last, self._last = self._last, []
-        for one in list(self._sources):
-            if not last or not one.wants_hidden:
-                continue
-            begun = self._clock()
+        for one in [one for one in self._sources if one.wants_hidden]:
             try:
-                for session, accepted in last[: TRIAL_SESSIONS if one.drafting[False].paused else None]:
+                for session, accepted in last:
                     if (states := executor.hidden_states(session)) is not None:
                         one.observe(session, states[[0, *accepted]])
             except Exception:
                 self._failed(one)
-            one.observing_s = self._clock() - begun
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended, and do not observe its last step."""
@@ -170,24 +150,17 @@ class Overlay:
         except Exception:
             self._failed(one)
             return
-        seconds = self._clock() - begun - one.read_s + one.observing_s
+        seconds = self._clock() - begun - one.read_s
         drafted = [request.session for request in requests if request.session.session_id in trees]
         for session in drafted:
             session.nodes.drafts[one.name] = trees[session.session_id]
-        for beside in {session.nodes.device_near for session in drafted}:
-            one.drafting[beside].seconds.add(seconds / len(drafted))
-            one.observing_s = 0.0
+        if drafted:
+            one.seconds.add(seconds / len(drafted))
 
     def _failed(self, one: ServerSource) -> None:
         """Go on without a source, which has raised."""
         log.exception("the verifier's source of nodes %s fails; sessions go on without it", one.name)
         self._sources.remove(one)
-
-
-def _is_undrafted(nodes: PendingNodes, *, near: bool) -> bool:
-    """Return whether the sources are to be asked about a session: once, and again, if they found nothing, when its
-    device was waited for in vain. near: whether nodes of the device are there or expected."""
-    return nodes.device_near is None or (nodes.device_near and not near and not any(nodes.drafts.values()))
 
 
 def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[EngineSession], list[EngineSession]]:
@@ -206,10 +179,3 @@ def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:
         return profiler.between_s + profiler.cost.curve(filled + nodes, sessions)
 
     return cost
-
-
-def _floor(commits: float, cost: CostCurve) -> float:
-    """Return the least path acceptance at which nodes are proposed: near what a node's time would commit otherwise."""
-    plain, more = map(float, cost(np.array([0, FURTHER_NODES])))
-    price = commits / plain * (more - plain) / FURTHER_NODES if plain > 0.0 else 0.0
-    return min(GREATEST_FLOOR, max(LEAST_FLOOR, FLOOR_SHARE * price))

@@ -14,7 +14,7 @@ from tiny_targets import VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.row_allocation import by_acceptance
-from cloud_verifier.engine.server_draft.base import Drafting, ProposalRequest, ServerSource
+from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -180,27 +180,29 @@ def test_nodes_that_come_while_the_verifier_drafts_are_in_the_same_step(target: 
     assert counters.sources["knowing"].evaluated > 0
 
 
-def test_drafting_that_does_not_pay_is_tried_now_and_then_until_it_pays_again() -> None:
-    drafting = Drafting()
+def test_a_source_that_does_not_pay_is_asked_now_and_then_until_it_pays_again(
+    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepProfiler, "token_s", 0.02)
+    monkeypatch.setattr(StepProfiler, "min_acceptance", 0.0)
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 240, ignore_eos=True)
+    source = Knowing(dict.fromkeys("abcd", expected), right=0.0)
+    overlay = Overlay([source], clock=count(step=0.002).__next__)  # each answer takes 2 ms
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096), overlay=overlay)
 
-    def drafted(steps: range, gain: float) -> list[int]:
-        """Return the sessions of 20 drafted for in each step: it takes 2 ms for one, and a token is worth 20 ms."""
-        found = []
-        for step in steps:
-            found.append(drafting.sessions_to_ask(20, step, 0.02))
-            if found[-1]:
-                drafting.seconds.add(0.002)
-                drafting.gains += [gain] * found[-1]
-                drafting.learn()
-        return found
+    def share_asked(session: str) -> float:
+        """Return the share of a session's steps that the source was asked in."""
+        asked, begun = source.asked, rig.engine.counters.steps
+        rig.attach(session, client(prompt, nothing, max_tokens=240, ignore_eos=True))
+        rig.run()
+        return (source.asked - asked) / (rig.engine.counters.steps - begun)
 
-    assert drafted(range(100), 0.4) == 8 * [8] + 92 * [20]
-    late = drafted(range(100, 1_024), 0.0)
-    assert late[0] == 20
-    assert late.count(20) < 60
-    assert late.count(8) == 3 * 8
-    good = drafted(range(1_024, 1_300), 0.4)
-    assert good[-10:] == 10 * [20]
+    share_asked("a")
+    assert share_asked("b") == pytest.approx(1 / 32, abs=0.01), "none of its nodes is ever accepted"
+    source._right = 1.0
+    share_asked("c")
+    assert share_asked("d") > 0.9
 
 
 class KnowingLate(Knowing):
