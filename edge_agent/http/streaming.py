@@ -162,7 +162,7 @@ class _EventStream(StreamingResponse):
 
     def __init__(self, first: asyncio.Future[bytes], rest: Events, failed: Callable[[Exception], bytes]) -> None:
         super().__init__(self._all(), headers=_HEADERS, media_type="text/event-stream")
-        self._first = first
+        self._next = first
         self._rest = rest
         self._failed = failed
 
@@ -176,42 +176,33 @@ class _EventStream(StreamingResponse):
 
     async def end(self) -> None:
         """End the work behind the events."""
-        self._first.cancel()
-        await asyncio.wait({self._first})
+        self._next.cancel()
+        await asyncio.gather(self._next, return_exceptions=True)
         await self._rest.aclose()
 
     async def _all(self) -> Events:
         try:
-            yield await self._first
-            async for data in self._rest:
-                yield data
+            while True:
+                while not self._next.done() and not (await asyncio.wait({self._next}, timeout=QUIET_S))[0]:
+                    yield COMMENT
+                yield self._next.result()
+                self._next = asyncio.ensure_future(anext(self._rest))
+        except StopAsyncIteration:
+            return
         except Exception as error:
             yield self._failed(error)
 
     async def stream_response(self, send: Send) -> None:
         """Send all events, unless the client does not take a message in time."""
-        sent_at = time.monotonic()
 
         async def within_time(message: Message) -> None:
-            nonlocal sent_at
-            sent_at = time.monotonic()
             async with asyncio.timeout(STALL_S):
                 await send(message)
 
-        async def comment() -> None:
-            while True:
-                await asyncio.sleep(sent_at + QUIET_S - time.monotonic())
-                if time.monotonic() >= sent_at + QUIET_S:
-                    await within_time({"type": "http.response.body", "body": COMMENT, "more_body": True})
-
-        comments = asyncio.create_task(comment())
         try:
             await super().stream_response(within_time)
         except TimeoutError:
             log.warning("a client took nothing of its stream for %g s: its request ends", STALL_S)
-        finally:
-            comments.cancel()
-            await asyncio.wait({comments})
 
 
 async def _disconnected(receive: Receive) -> None:
