@@ -4,7 +4,6 @@ Position t of a session has Gumbel noise g_t[v]. The target's token is argmax(lo
 the device, which knows the key, proposes the tokens that maximise log q_t + g_t (arXiv 2408.07978). Temperature 0 is
 the same rule with g = 0.
 
-The hash uses int64 operators alone, which wrap around in numpy and in torch alike: u has the same bits on both.
 Test vectors are in tests/core/test_coupling.py and docs/protocol.md.
 """
 
@@ -13,15 +12,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from outrider.core.scratch import scratch
-
-# Integer and float64 arrays of numpy or torch; both understand the operators used here.
-Array = Any
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -62,34 +57,22 @@ def position_keys(keys: ArrayLike, positions: ArrayLike) -> NDArray[np.int64]:
     return signed_bits
 
 
-def signed(x: int) -> int:
-    """Return the int64 that has the bits of the uint64 `x`."""
-    return x - (1 << 64) if x >> 63 else x
-
-
-def _shift_right(x: Array, bits: int) -> Array:
-    """Shift logically; `>>` on int64 copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def uniform(at: int | Array, ids: Array, xp: Any = np) -> Array:
+def uniform(at: int | NDArray[np.uint64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return u in (0, 1), float64 with 53 random bits, for the tokens `ids` at position key `at`.
 
-    at: one key, or the bits of one for each of the ids as int64. ids: int64 of any shape but 0-d (numpy warns of
-    overflow on scalars). xp: numpy or torch, whichever `ids` is of.
+    at: one key, or one for each of the ids. ids: of any shape but 0-d (numpy warns of overflow on scalars).
     """
-    x = ids * signed(_GOLDEN) + (signed(at) if isinstance(at, int) else at)
-    x = (x ^ _shift_right(x, 30)) * signed(_MIX_1)
-    x = (x ^ _shift_right(x, 27)) * signed(_MIX_2)
-    x = x ^ _shift_right(x, 31)
-    bits = xp.asarray(_shift_right(x, 11), dtype=xp.float64)
+    x = ids.astype(np.uint64) * np.uint64(_GOLDEN) + (np.uint64(at) if isinstance(at, int) else at)
+    for bits, factor in _ROUNDS:
+        x = (x ^ (x >> bits)) * factor
+    x ^= x >> np.uint64(31)
     # Rounding takes the greatest value to 1.0, whose g would be infinite.
-    return ((bits + 0.5) * 2.0**-53).clip(max=_BELOW_ONE)
+    return (((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53).clip(max=_BELOW_ONE)
 
 
-def gumbel(at: int | Array, ids: Array, xp: Any = np) -> Array:
+def gumbel(at: int | NDArray[np.uint64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return g = -log(-log u), float64, for the tokens `ids` at position key `at`; arguments as for `uniform`."""
-    return -xp.log(-xp.log(uniform(at, ids, xp)))
+    return -np.log(-np.log(uniform(at, ids)))
 
 
 def ids_above(at: int, vocabulary: int, least: float) -> NDArray[np.int64]:

@@ -190,7 +190,7 @@ def _raced(heads: Sequence[Head]) -> list[int | None]:
     """Index of the head to which each entry belongs."""
     ids = np.concatenate([head.ids for head in heads])
     scaled = np.concatenate([head.scaled for head in heads])
-    scores = scaled + gumbel(np.array([head.at for head in heads], dtype=np.uint64).view(np.int64)[of], ids)
+    scores = scaled + gumbel(np.array([head.at for head in heads], dtype=np.uint64)[of], ids)
     weights = np.exp(scaled)
     racing = np.arange(len(heads))
     shares = [(head.params.top_p, head.total, head.slack, head.params.min_p) for head in heads]
