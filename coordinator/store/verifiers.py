@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 from coordinator.config import SESSION_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import Command, RedisStore, milliseconds, scored
+from outrider.core.acceptance.history import KEPT
 from outrider.wire.ticket import Target, target_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
-REPORTED_POSITIONS = 256
-"""Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
 PRIOR_POSITIONS = 256
 """Positions kept of a prior: more than decisions are made from, and few enough to be recent."""
 LOST_MS = 3_600_000
@@ -194,10 +193,10 @@ class VerifierStore:
         for session, text in zip(sessions, before, strict=True):
             prior, last = known.get(session.session_id), redis_codec.read(SessionTelemetry, text, key)
             new = session.committed - (last.committed if last.epoch == session.epoch else 0)
-            history, about = session.acceptance_history, min(REPORTED_POSITIONS, session.committed)
+            history, about = session.acceptance_history, min(KEPT, session.committed)
             added = min(new, round(new * len(history) / about)) if new > 0 else 0
             fresh = history[-added:] if added else b""
-            if prior and fresh and (text is not None or session.committed <= REPORTED_POSITIONS):
+            if prior and fresh and (text is not None or session.committed <= KEPT):
                 grown.append(prior)
                 outcomes += [fresh, session.draft_ms, session.nodes_per_level]
             kept = SessionTelemetry()

@@ -20,6 +20,8 @@ from outrider.core.tree import ROOT
 
 log = logging.getLogger(__name__)
 
+RETIRE_S = 10.0
+"""Time that a third draft waits for sessions to leave the first one, before it is put off."""
 _IDLE_WORKERS = 4
 """Idle workers that are kept without a model: another one is started in no time."""
 
@@ -84,10 +86,10 @@ class DraftPool:
         with contextlib.suppress(Overloaded):
             self.give_back(await self.take(draft))
 
-    async def retired(self, within_s: float | None = None) -> bool:
-        """Wait until replaced drafts are freed, so that one model is in memory; return False if that takes longer."""
+    async def retired(self) -> bool:
+        """Wait until replaced drafts are freed, so that one model is in memory; return False if that takes long."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(RETIRE_S):
                 await self._all_freed.wait()
         return not self._retired
 

@@ -38,8 +38,6 @@ RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 SPREAD_S = 2.0
 """Time within which a device asks for a new release at a random moment, so that not all devices ask at once."""
-_RETIRE_S = 10.0
-"""Time that a third draft waits for sessions to leave the first one, before it is put off."""
 _LOAD_TIMEOUT_S = 120.0
 """A draft that has not started within this time is refused."""
 _TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "no room"})
@@ -190,7 +188,7 @@ class Follower:
             urls = download_urls(manifest.urls, offer.base_url, release.digest)
             if not await self._fetch(folder, manifest, urls):
                 return False
-        if not await self._drafts.retired(_RETIRE_S):
+        if not await self._drafts.retired():
             return False  # no third model is loaded
         draft = await self._loaded(folder, release)
         try:
@@ -244,7 +242,7 @@ class Follower:
 
     async def _go_back(self, folder: ReleaseFolder, state: ReleaseState) -> bool:
         """Use the current release of another state, whose file is here, or none."""
-        if not await self._drafts.retired(_RETIRE_S):
+        if not await self._drafts.retired():
             return False
         await asyncio.to_thread(folder.change, state)
         self._drafts.replace(await self._load_current(folder) or self._drafts.ngram)

@@ -101,8 +101,8 @@ def check_append(message: pb.Append, *, vocabulary_size: int) -> None:
     _check_ids("append.token", tokens, vocabulary_size)
 
 
-def check_commit(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULARY) -> None:
-    """Raise BadRequest for a Commit out of bounds. vocabulary_size: token ids at or above it are refused."""
+def check_commit(message: pb.Commit) -> None:
+    """Raise BadRequest for a Commit out of bounds."""
     between("commit.epoch", message.epoch, 1, _MAX_ID)
     between("commit.start", message.start, 0, MAX_GENERATED_TOKENS)
     between("tokens in commit.token", len(message.token), 0, MAX_GENERATED_TOKENS - message.start)
@@ -115,12 +115,12 @@ def check_commit(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULARY) -
         raise BadRequest.bound("length of commit.logprob", len(message.logprob), expected)
     between("commit.prompt.start", message.prompt.start, 0, MAX_PROMPT_TOKENS)
     between("length of commit.prompt.logprob", len(message.prompt.logprob), 0, MAX_SCORED)
-    _check_ids("commit.token", message.token, vocabulary_size)
-    _check_logprobs("commit", message, vocabulary_size)
-    _check_logprobs("commit.prompt", message.prompt, vocabulary_size)
+    _check_ids("commit.token", message.token, MAX_VOCABULARY)
+    _check_logprobs("commit", message)
+    _check_logprobs("commit.prompt", message.prompt)
 
 
-def _check_logprobs(field: str, message: pb.Commit | pb.PromptLogprobs, vocabulary_size: int) -> None:
+def _check_logprobs(field: str, message: pb.Commit | pb.PromptLogprobs) -> None:
     """Raise BadRequest unless each token has as many alternatives, and log-probabilities are some."""
     count, alternatives = len(message.logprob), len(message.top_id)
     if len(message.top_logprob) != alternatives or (alternatives % count if count else alternatives):
@@ -133,7 +133,7 @@ def _check_logprobs(field: str, message: pb.Commit | pb.PromptLogprobs, vocabula
     for value in (*message.logprob, *message.top_logprob):
         if not -math.inf < value <= _MAX_LOGPROB:
             raise BadRequest.bound("a log-probability in the commit", value, "a number of at most 0")
-    _check_ids(f"{field}.top_id", message.top_id, vocabulary_size)
+    _check_ids(f"{field}.top_id", message.top_id, MAX_VOCABULARY)
 
 
 def limits_of(message: pb.SessionLimits) -> SessionLimits:

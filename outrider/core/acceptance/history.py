@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+KEPT = 256
+"""Positions whose outcomes are kept, the latest ones."""
 MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 """No proposal was accepted; another than the first was; the first was; nothing was proposed."""
 
@@ -17,12 +19,11 @@ MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 class AcceptanceHistory:
     """Records what became of the proposals at a session's latest positions.
 
-    position: of the first token to come. size: outcomes that are kept.
+    position: of the first token to come.
     """
 
-    def __init__(self, position: int = 0, size: int = 256) -> None:
+    def __init__(self, position: int = 0) -> None:
         self._end = position
-        self._size = size
         self._kept = bytearray()
         self.positions = 0
         """Positions from the first one with a proposal since `restart`. Those without a proposal count too: a draft
@@ -55,8 +56,8 @@ class AcceptanceHistory:
             self.positions += self._end > self._counted_from
         elif counts:
             self._count(outcome == HIT)
-        if len(self._kept) > 2 * self._size:
-            del self._kept[: -self._size]
+        if len(self._kept) > 2 * KEPT:
+            del self._kept[:-KEPT]
 
     def late(self, position: int, accepted: bool) -> None:
         """Record a proposal that came after the token at its position was committed."""
@@ -78,7 +79,7 @@ class AcceptanceHistory:
 
         siblings: whether the target evaluates other proposals than the first; if not, an accepted one is a miss.
         """
-        outcomes = bytes(self._kept[-self._size :]).translate(None, bytes([UNKNOWN]))
+        outcomes = bytes(self._kept[-KEPT:]).translate(None, bytes([UNKNOWN]))
         return outcomes if siblings else outcomes.replace(bytes([SIBLING]), bytes([MISS]))
 
     def _count(self, accepted: bool) -> None:
