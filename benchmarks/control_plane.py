@@ -92,7 +92,7 @@ class ControlPlane:
             for number in range(count):
                 options = [*harness.LOOPBACK, "--redis", redis.url, "--state-dir", str(scratch / "state")]
                 command = [sys.executable, "-m", "coordinator.app", *options]
-                child = await Child(f"coordinator-{number}", command, log=scratch / f"{count}-{number}.log").start()
+                child = await Child(f"coordinator-{number}", command, on_log=harness.logs_in(scratch)).start()
                 stack.push_async_callback(child.stop)
                 children.append(child)
             yield cls(redis, children)

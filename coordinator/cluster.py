@@ -59,20 +59,18 @@ class Child:
         name: str,
         command: Sequence[str],
         *,
-        log: Path | None = None,
         on_log: OnLog | None = None,
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None.
+        """Its stderr goes line by line to `on_log`; it is inherited without one.
 
         cores: CPUs to pin it to, all if empty. environment: its variables, by default those of this process.
         """
         self.name = name
         self.address = ""
         self._command = command
-        self._log = log
         self._on_log = on_log
         self._cores = cores
         self._timeout_s = timeout_s
@@ -83,22 +81,21 @@ class Child:
     async def start(self) -> Self:
         """Start the command and wait until it prints where it listens; a later start listens there, too.
 
-        Raises Unavailable with the end of its log, or BadRequest if it refuses its settings or its files.
+        Raises Unavailable, or BadRequest if it refuses its settings or its files.
         """
         pin = ["taskset", "--cpu-list", ",".join(map(str, self._cores))] if self._cores else []
         again = ["--listen", self.address] if self.address else []
-        with self._log.open("ab") if self._log else contextlib.nullcontext() as file:
-            self._process = await asyncio.create_subprocess_exec(
-                *tied_to_this_process(),
-                *pin,
-                *self._command,
-                *again,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE if self._on_log else file,
-                start_new_session=True,
-                env=self._environment,
-                limit=MAX_LINE,
-            )
+        self._process = await asyncio.create_subprocess_exec(
+            *tied_to_this_process(),
+            *pin,
+            *self._command,
+            *again,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE if self._on_log else None,
+            start_new_session=True,
+            env=self._environment,
+            limit=MAX_LINE,
+        )
         self._readers = [asyncio.create_task(self._read_log(self._on_log))] if self._on_log else []
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -107,7 +104,7 @@ class Child:
             await self.stop()
             raise Unavailable(
                 f"{self.name} was not ready within {self._timeout_s:.0f} s; a large model may need a longer"
-                f" --start-timeout-s{self._log_end()}"
+                " --start-timeout-s"
             ) from None
         except BaseException:  # a caller that gives up waiting must not leave it running, nor its scratch
             await self.stop()
@@ -155,7 +152,7 @@ class Child:
                 return
         code = await self._process.wait()
         refused = BadRequest if code == EXIT_REFUSED else Unavailable
-        raise refused(f"{self.name} {_how_it_ended(code)} before it was ready{self._log_end()}")
+        raise refused(f"{self.name} {_how_it_ended(code)} before it was ready")
 
     async def _drain(self) -> None:
         """Read stdout to its end, since a child that writes more must not block on a full pipe."""
@@ -165,11 +162,6 @@ class Child:
     async def _read_log(self, on_log: OnLog) -> None:
         async for line in _lines(self._process.stderr):
             on_log(self.name, line)
-
-    def _log_end(self) -> str:
-        if self._log is None or not self._log.exists():
-            return ""
-        return "; its log ends with:\n" + self._log.read_text(errors="replace")[-2000:]
 
 
 async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
@@ -191,8 +183,8 @@ def _how_it_ended(code: int) -> str:
 class Cluster:
     """A coordinator with its verifiers, as an async context manager; everything has stopped when it is left.
 
-    The children's stderr goes to files in the folder `logs`, or line by line to `on_log`; it is inherited if both are
-    None. start_timeout_s: time that each may take to be ready. environment: further variables of all children.
+    The children's stderr goes line by line to `on_log`; it is inherited without one. start_timeout_s: time that each
+    may take to be ready. environment: further variables of all children.
     """
 
     verifier_module = "cloud_verifier.app"
@@ -203,12 +195,10 @@ class Cluster:
     def __init__(
         self,
         *,
-        logs: Path | None = None,
         on_log: OnLog | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._logs = logs
         self._on_log = on_log
         self._start_timeout_s = start_timeout_s
         self._environment = environment or {}
@@ -217,8 +207,6 @@ class Cluster:
         self.verifiers: list[Child] = []
 
     async def __aenter__(self) -> Self:
-        if self._logs is not None:
-            self._logs.mkdir(parents=True, exist_ok=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -259,7 +247,6 @@ class Cluster:
         child = Child(
             name,
             command,
-            log=self._logs / f"{name}.log" if self._logs else None,
             on_log=self._on_log,
             cores=cores,
             timeout_s=self._start_timeout_s,

@@ -30,7 +30,7 @@ from benchmarks.support import throttled_verifier
 from cloud_verifier import smollm2
 from cloud_verifier.front.artifacts import chat_template, special_tokens
 from coordinator.cli.local import DRAFT
-from coordinator.cluster import Cluster, stand_apart
+from coordinator.cluster import Cluster, OnLog, stand_apart
 from edge_agent.prompts import mixed, read_prompts
 from edge_agent.target.chat_template import ChatTemplate
 from outrider.artifacts.hub import fetch_target
@@ -294,13 +294,13 @@ async def cluster(*, prefix_cache: bool = True, throttle: Mapping[str, str] | No
         stand_apart(Path(scratch), prefix_cache=prefix_cache)
         os.environ["OUTRIDER_COORDINATOR_STATE_DIR"] = str(Path(scratch) / "state")
         try:
-            async with Cluster(logs=Path(scratch) / "logs", environment=throttle) as running:
+            async with Cluster(on_log=logs_in(Path(scratch)), environment=throttle) as running:
                 if throttle:
                     running.verifier_module = throttled_verifier.MODULE
                 yield running
         except Exception as error:
             if not isinstance(error, BadRequest):  # which says what was wrong with an option or a file
-                print_log_ends(Path(scratch, "logs"))
+                print_log_ends(Path(scratch))
             raise
 
 
@@ -310,6 +310,16 @@ def recording(folder: Path, *, prompts: bool = False) -> Path:
     path = folder / "tenants.toml"
     path.write_text(f"[recording.default]\nshare = 1\nkeep_days = 30\nprompts = {str(prompts).lower()}\n")
     return path
+
+
+def logs_in(folder: Path) -> OnLog:
+    """Return what writes each child's lines to a log of its own in `folder`."""
+
+    def write(name: str, line: str) -> None:
+        with (folder / f"{name}.log").open("a") as log:
+            log.write(f"{line}\n")
+
+    return write
 
 
 def print_log_ends(folder: Path) -> None:
