@@ -35,6 +35,8 @@ FRESH_SHARE = 0.1
 """Least share of the fresh tokens with which a class is among those that a draft must win on."""
 OVERLAP = 64
 """Tokens of context at the head of a text that continues another."""
+VALIDATED = 16_000
+"""About so many tokens are validated on at most, which a training reads at each evaluation."""
 SHORTEST = 8
 """Tokens of the shortest text."""
 
@@ -53,7 +55,7 @@ class DatasetPlan(BaseModel):
     tokens: int = Field(default=1_000_000, ge=1)
     """About so many tokens are learnt from."""
     heldout_tokens: int = Field(default=40_000, ge=1)
-    """About so many tokens are held out, and as many to validate on."""
+    """About so many tokens are held out."""
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the sessions that the gate measures on and no draft learns from."""
     validation_share: float = Field(default=0.04, gt=0, lt=0.5)
@@ -202,7 +204,7 @@ def _chosen(sessions: Sequence[Session], plan: DatasetPlan) -> Mapping[str, list
     old = taken(replayable, new_tokens * plan.replay_share / (1 - plan.replay_share) if fresh else plan.tokens)
     return {
         TRAIN: [*old, *taken(fresh, plan.tokens - sum(one.tokens for one in old))],
-        VALIDATION: taken([one for one in rest if one.lot <= bound], plan.heldout_tokens),
+        VALIDATION: taken([one for one in rest if one.lot <= bound], VALIDATED),
         HELDOUT: taken(to_hold_out, plan.heldout_tokens),
     }
 

@@ -41,26 +41,21 @@ DATA: dict[str, Any] = {
 }
 TRAINING: dict[str, Any] = {
     "learning_rate": 1e-3,
-    "token_rate_share": 0.5,
+    "train_embeddings": True,
     "weight_decay": 0.01,
     "base_share": 0.0,
     "warmup_steps": 60,
-    "kl_share": 0.6,
     "decay_share": 0.7,
     "batch_tokens": 2_048,
     "micro_tokens": 4_096,
     "measure_steps": 150,
-    "measure_tokens": 5_000,
 }
-FINE_TUNING = TRAINING | {"learning_rate": 4e-4, "token_rate_share": 0.0, "weight_decay": 0.0, "kl_share": 0.0}
+FINE_TUNING = TRAINING | {"learning_rate": 4e-4, "train_embeddings": False, "weight_decay": 0.0}
 HEADS = TRAINING | {
     "heads": {"kind": "eagle", "width": 512},
     "minutes": 85.0,
-    "token_rate_share": 0.0,
-    "kl_share": 0.7,
     "micro_tokens": 1_024,  # a forward pass has logits of the target and of six positions ahead: 5 GB of memory
     "measure_steps": 100,
-    "measure_tokens": 3_000,
 }
 READ = 24
 """Texts whose hidden states give the covariance."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from cloud_verifier.distill.training.batches import TrainingBatch
-from cloud_verifier.distill.training.losses import OutputColumns
+from cloud_verifier.distill.training.losses import OutputColumns, sums_of_texts
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, HeadsShape, load_heads, new_heads
 from cloud_verifier.engine.weights import hash_of
@@ -29,6 +28,8 @@ class HeadsStudent(nn.Module):
     target: identity of the target, "sha256:<hex>".
     """
 
+    accepts_loss_kwargs = True
+
     def __init__(self, module: Any, heads: Heads, target: str) -> None:
         super().__init__()
         self.module = module.eval().requires_grad_(False)
@@ -43,28 +44,29 @@ class HeadsStudent(nn.Module):
         self.module.eval()
         return self
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return KL and overlap, each `[m]`.
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor
+    ) -> Tensor:
+        """Return each text's sums of labelled positions, KL and overlap, `[b, 3]`. The arguments are `collate`'s.
 
-        They are means over the predictions of each of the m labelled positions that any is made for, with decayed
-        weights.
+        KL and overlap are means over the predictions of a position, with decayed weights. Positions that nothing
+        predicts do not count.
         """
-        labels = torch.full((batch.ids.numel(),), -1, device=batch.ids.device)
-        labels[batch.positions] = torch.arange(len(batch.positions), device=labels.device)
-        labels = labels.view_as(batch.ids)
-        first = int((labels >= 0).any(0).long().argmax())  # heads see states from the first label's on
-        states, ids, labels = self.read(batch.ids, labels)[:, first:], batch.ids[:, first:], labels[:, first:]
-        sums = torch.zeros(3, len(batch.positions), device=states.device)
-        columns = OutputColumns(batch, self.module.get_output_embeddings(), sampled=self.training)
-        for number, (predicted, offset, behind) in enumerate(self.predictions(states, ids, labels, UNROLLED)):
-            width = labels.shape[1]
-            at, known = labels[:, behind + offset :], labels[:, : width - behind - offset]
+        labelled = labels >= 0
+        target = top_ids[labelled], top_log_probs[labelled], tail[labelled]
+        columns = OutputColumns(self.module.get_output_embeddings(), target, sampled=self.training)
+        numbers = torch.where(labelled, labelled.flatten().cumsum(0).view_as(labels) - 1, -1)
+        first = int(labelled.any(0).long().argmax())  # heads see states from the first label's on
+        states, ids, numbers = self.read(input_ids, numbers)[:, first:], input_ids[:, first:], numbers[:, first:]
+        sums = torch.zeros(3, len(target[0]), device=states.device)
+        for level, (predicted, offset, behind) in enumerate(self.predictions(states, ids, numbers, UNROLLED)):
+            width = numbers.shape[1]
+            at, known = numbers[:, behind + offset :], numbers[:, : width - behind - offset]
             valid = (at >= 0) & (known >= 0)
-            label = at[valid]
-            kl, overlap = columns.divergence(predicted[:, behind : width - offset][valid], label)
-            sums = sums.index_add(1, label, DECAY**number * torch.stack((torch.ones_like(kl), kl, overlap)))
-        covered = sums[:, sums[0] > 0]
-        return covered[1] / covered[0], covered[2] / covered[0]
+            number = at[valid]
+            kl, overlap = columns.divergence(predicted[:, behind : width - offset][valid], number)
+            sums = sums.index_add(1, number, DECAY**level * torch.stack((torch.ones_like(kl), kl, overlap)))
+        return sums_of_texts(labelled, sums / torch.where(sums[0] > 0, sums[0], 1.0))
 
     @torch.no_grad()
     def read(self, ids: Tensor, labels: Tensor) -> Tensor:

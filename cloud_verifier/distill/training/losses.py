@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.plan import LossKind
 
 LISTED, SAMPLED = 16, 2_000
@@ -29,18 +28,18 @@ MASKED_LOGIT = -1e4
 
 
 class OutputColumns:
-    """The columns of the output layer that a batch is compared on, and the target's distributions there.
+    """The columns of the output layer that labelled positions are compared on, and the target's distributions there.
 
     Where the vocabulary is large most of a training step would be spent on it. If `sampled`, the target's LISTED
     likeliest ids of all positions are compared, and of the others SAMPLED random ones stand for all (arXiv 1412.2007).
     """
 
-    def __init__(self, batch: TrainingBatch, layer: nn.Linear, *, sampled: bool) -> None:
-        """Choose the columns of `layer`, whose weight is `[V, H]`."""
-        self.top_ids, self.top_log_probs, self.tail = batch.top_ids, batch.top_log_probs, batch.tail
+    def __init__(self, layer: nn.Linear, target: tuple[Tensor, Tensor, Tensor], *, sampled: bool) -> None:
+        """Choose the columns of `layer`, whose weight is `[V, H]`. target: as in `divergence`, of all n positions."""
+        self.top_ids, self.top_log_probs, self.tail = target
         self._weight: Tensor = layer.weight
         self._bias: Tensor | None = layer.bias
-        ids = batch.top_ids[:, :LISTED]
+        ids = self.top_ids[:, :LISTED]
         listed = torch.unique(ids[ids >= 0])
         count, device = len(layer.weight), layer.weight.device
         if not sampled or len(listed) + SAMPLED >= count:
@@ -54,8 +53,8 @@ class OutputColumns:
         stands_for = torch.zeros(len(columns), device=device)
         stands_for[len(listed) :] = math.log(len(others) / SAMPLED)
         self._bias = bias + stands_for
-        self.tail = batch.tail + batch.top_log_probs[:, LISTED:].exp().sum(1)
-        self.top_log_probs = batch.top_log_probs[:, :LISTED]
+        self.tail = self.tail + self.top_log_probs[:, LISTED:].exp().sum(1)
+        self.top_log_probs = self.top_log_probs[:, :LISTED]
         self.top_ids = torch.where(ids >= 0, place[ids.clamp_min(0)], -1)
 
     def divergence(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -105,16 +104,21 @@ def _log_tail(logits: Tensor, top_ids: Tensor, listed: Tensor) -> Tensor:
     return logits.scatter(1, masked, MASKED_LOGIT).logsumexp(1)
 
 
-def loss(kl: Tensor, overlap: Tensor, kind: LossKind, acceptance: float) -> Tensor:
-    """Return the loss of each position, `[n]`.
+def sums_of_texts(labelled: Tensor, values: Tensor) -> Tensor:
+    """Return sums `[b, m]` over each text's labelled positions: of `values` `[m, n]`, with `labelled` `[b, L]`."""
+    sums = torch.zeros(len(labelled), len(values), device=values.device)
+    return sums.index_add(0, labelled.nonzero()[:, 0], values.T)
 
-    `hybrid` is w KL + (1 - w) TV with w = exp(-acceptance) (arXiv 2602.23881, eta 1), where `acceptance` is the mean
-    overlap so far, a constant here. A draft that is far from the target learns by KL, which has a gradient where q
-    has no mass; one that is near learns by acceptance itself.
+
+def loss(sums: Tensor, kind: LossKind) -> Tensor:
+    """Return the sum of the losses of some texts' positions. sums: `[b, 3]`, of positions, KL and overlap.
+
+    `hybrid` is w KL + (1 - w) TV with w = exp(-acceptance) (arXiv 2602.23881, eta 1), where acceptance is the mean
+    overlap, a constant here. A draft that is far from the target learns by KL, which has a gradient where q has no
+    mass; one that is near learns by acceptance itself.
     """
-    if kind == "kl":
-        return kl
-    if kind == "tv":
-        return 1 - overlap
-    weight = math.exp(-acceptance)
-    return weight * kl + (1 - weight) * (1 - overlap)
+    count, kl, overlap = sums.sum(0).unbind()
+    if kind == "hybrid":
+        weight = torch.exp(-overlap.detach() / count.clamp_min(1))
+        return weight * kl + (1 - weight) * (count - overlap)
+    return kl if kind == "kl" else count - overlap

@@ -1,8 +1,7 @@
-"""Define the plan of a training run, `plan.json` in its folder, and the schedule that follows from it."""
+"""Define the plan of a training run, `plan.json` in its folder."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,7 +14,7 @@ Precision = Literal["auto", "bfloat16", "float32"]
 
 
 class TrainingPlan(BaseModel):
-    """The settings of one training run, which never change: a checkpoint of another plan is refused."""
+    """The settings of one training run, which never change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,19 +31,15 @@ class TrainingPlan(BaseModel):
     """Rank of the LoRA adapters on the layers' matrices (arXiv 2106.09685); 0 trains all weights instead."""
 
     loss: LossKind = "hybrid"
-    kl_share: float = Field(default=0.0, ge=0, le=1)
-    """First part of the run, from 0 to 1, that uses KL alone whatever the loss. Total variation has no gradient where
-    the draft gives no probability, so with `tv` a draft that is far from the target needs such a part."""
-
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Minutes of training, summed over resumes. A plan has either this or `steps`."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate. The default suits a draft of some ten million weights; one of hundreds of millions needs
     less."""
-    token_rate_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of `learning_rate` for the embeddings and the output layer. With 0 they are not trained: most of a small
-    draft's weights, they know the rare tokens of all other traffic, and what was quantized once stays exact."""
+    train_embeddings: bool = False
+    """Train the embeddings and the output layer, too. Most of a small draft's weights, they know the rare tokens of all
+    other traffic, and what was quantized once stays exact."""
     warmup_steps: int = Field(default=20, ge=0)
     """Steps in which the rate rises to `learning_rate`."""
     decay_share: float = Field(default=0.5, ge=0, le=1)
@@ -54,17 +49,14 @@ class TrainingPlan(BaseModel):
     of the forgetting at little cost to what was learnt. LoRA does not use it."""
     weight_decay: float = Field(default=0.0, ge=0)
     batch_tokens: int = Field(default=2048, ge=1)
-    """Labelled tokens of one step."""
+    """Labelled tokens of one step, on average."""
     micro_tokens: int = Field(default=4096, ge=1)
     """Tokens of one forward pass, padding included, which bounds the memory of activations and logits."""
 
     measure_steps: int = Field(default=100, ge=1)
     """Steps between evaluations on validation text. They do not follow the clock, so that the best checkpoint does not
     depend on the machine."""
-    measure_tokens: int = Field(default=8_192, ge=1)
-    """Validation tokens of each traffic class that an evaluation reads."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "auto"
     """Precision of matrix products; weights, sums and the optimizer's state are float32. `auto` is bfloat16, and
     float32 on a CPU that has to emulate bfloat16."""
@@ -86,20 +78,3 @@ class TrainingPlan(BaseModel):
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PLAN).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-
-    @property
-    def digest(self) -> str:
-        """Return a digest by which a checkpoint names its plan."""
-        # Only of the fields that were given: a field that a later version adds does not invalidate checkpoints.
-        return hashlib.sha256(self.model_dump_json(exclude_unset=True).encode()).hexdigest()[:16]
-
-    def progress(self, step: int, seconds: float) -> float:
-        """Return the part of the run, from 0 to 1, that is over after `step` steps and `seconds` of training."""
-        done = step / self.steps if self.steps is not None else seconds / (60 * (self.minutes or 0.0))
-        return min(1.0, done)
-
-    def rate_at(self, step: int, seconds: float) -> float:
-        """Return the learning rate of the next step: warm-up, then constant, then linear decay to zero."""
-        warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        decay = min(1.0, (1 - self.progress(step, seconds)) / self.decay_share) if self.decay_share else 1.0
-        return self.learning_rate * warmup * decay

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cloud_verifier.distill.gguf_files import read_gguf
-from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.heads_student import HeadsStudent, load_heads_student
-from cloud_verifier.distill.training.losses import OutputColumns
+from cloud_verifier.distill.training.losses import OutputColumns, sums_of_texts
 from cloud_verifier.distill.training.plan import TrainingPlan
 
 _LORA_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -25,16 +24,22 @@ class Student(nn.Module):
     merged: returns the model without the adapters that `model` has, their products added to its weights.
     """
 
+    accepts_loss_kwargs = True  # the trainer divides by the labels of all forward passes of a step
+
     def __init__(self, model: PreTrainedModel, merged: Callable[[], PreTrainedModel] | None = None) -> None:
         super().__init__()
         self.model = model
         self.merged = merged or (lambda: model)
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return KL and overlap, each `[n]`."""
-        states: Tensor = self.model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        columns = OutputColumns(batch, self.model.lm_head, sampled=self.training)
-        return columns.divergence(states.flatten(0, 1)[batch.positions])
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, top_ids: Tensor, top_log_probs: Tensor, tail: Tensor
+    ) -> Tensor:
+        """Return each text's sums of labelled positions, KL and overlap, `[b, 3]`. The arguments are `collate`'s."""
+        states: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        labelled = labels >= 0
+        target = top_ids[labelled], top_log_probs[labelled], tail[labelled]
+        kl, overlap = OutputColumns(self.model.lm_head, target, sampled=self.training).divergence(states[labelled])
+        return sums_of_texts(labelled, torch.stack((torch.ones_like(kl), kl, overlap)))
 
 
 def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
@@ -48,7 +53,7 @@ def load_student(plan: TrainingPlan) -> Student | HeadsStudent:
     base = plan.base
     model = read_gguf(base) if base.is_file() else AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model.set_attn_implementation("sdpa")  # causal where no mask is given
-    if plan.token_rate_share == 0:
+    if not plan.train_embeddings:
         for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
             layer.requires_grad_(False)
     if not plan.lora_rank:

@@ -1,9 +1,10 @@
-"""Train a draft, or heads, by the plan in a run's folder (`plan.json`, `TrainingPlan`).
+"""Train a draft, or heads, by the plan in a run's folder (`plan.json`, `TrainingPlan`), with transformers' Trainer.
 
 The run writes `checkpoint/` there, and at its end `model/` (a Hugging Face folder with the mean of the best weights and
 the base's; `heads.safetensors` if heads were trained) and `done.json`. Its validation overlap is that of the best
 weights alone: the sum over tokens of min(p, q), with the target's p and the draft's q, as a mean over positions and
-then over classes. After a kill `train` goes on from the last checkpoint.
+then over classes. After a kill `train` goes on from the last checkpoint: its weights, its step, its time. The
+optimizer's averages begin anew there, and the rate rises from zero as at first.
 """
 
 from __future__ import annotations
@@ -15,35 +16,34 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import Parameter
-from transformers import AutoTokenizer
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoTokenizer, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 
 from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL, StageFailed
 from cloud_verifier.distill.texts import TRAIN, VALIDATION, Text, load_texts
-from cloud_verifier.distill.training import checkpoint
-from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
-from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
 from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.losses import loss
-from cloud_verifier.distill.training.plan import LossKind, Precision, TrainingPlan
-from cloud_verifier.distill.training.student import Student, load_student
+from cloud_verifier.distill.training.plan import TrainingPlan
+from cloud_verifier.distill.training.student import load_student
 from cloud_verifier.engine.server_draft.head_models import save_heads
 from outrider.artifacts import atomic_files
 
 log = logging.getLogger(__name__)
 
-_TOKEN_LAYERS = ("model.model.embed_tokens.", "model.lm_head.")
-LOG_SECONDS = 10.0
-"""Seconds between lines of the log."""
-SAVE_S = 60.0
-"""Seconds between checkpoints: the most training that a kill can lose."""
-GRADIENT_NORM = 1.0
-"""Norm to which gradients are clipped."""
+CHECKPOINTS, PROGRESS = "checkpoint", "progress.json"
+LOG_S, SAVE_S = 10.0, 60.0
+"""Seconds between lines of the log, and between checkpoints: the most training that a kill can lose."""
 _WITH_BFLOAT16 = ("AVX512", "SVE")
 """Beginnings of torch's names of instruction sets with which bfloat16 is not emulated. With AVX2 alone a product of 512
 rows took five times as long in bfloat16 as in float32 (two cores of an AMD EPYC)."""
@@ -61,26 +61,26 @@ def train(folder: Path, stop: Callable[[], bool] = lambda: False) -> bool:
     if (folder / DONE).exists():
         log.info("%s is already there", folder / DONE)
         return True
-    trainer = DraftTrainer(folder, plan, load_student(plan))
-    if not trainer.run(stop):
-        log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
+    trainer = DraftTrainer(folder / CHECKPOINTS, plan, stop)
+    trainer.train(trainer.run.checkpoint)
+    if not trainer.run.finished:
+        log.info("saved at step %d; the same command goes on from there", trainer.state.global_step)
         return False
-    _finish(folder, plan, trainer.progress)
+    _finish(folder, plan, trainer)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # a verifier may share the GPU
     return True
 
 
-def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> None:
+def _finish(folder: Path, plan: TrainingPlan, trainer: DraftTrainer) -> None:
     """Write the resulting model, and `done.json` last."""
-    student = load_student(plan)
-    base = {name: parameter.detach().clone() for name, parameter in checkpoint.trainable(student).items()}
-    checkpoint.restore(folder / "checkpoint" / BEST, plan.digest, student)
-    new_heads = plan.heads is not None and not plan.base.is_file()  # which have no base to go on from
-    if not new_heads and not plan.lora_rank:
+    student, best = load_student(plan), trainer.state.best_global_step or 0
+    share = 0.0 if plan.lora_rank or (plan.heads is not None and not plan.base.is_file()) else plan.base_share
+    if best:  # otherwise nothing was better than the base
+        weights = load_file(folder / CHECKPOINTS / f"checkpoint-{best}" / SAFE_WEIGHTS_NAME)
         with torch.no_grad():
-            for name, parameter in checkpoint.trainable(student).items():
-                parameter.lerp_(base[name], plan.base_share)
+            for name, parameter in trainable(student).items():
+                parameter.lerp_(weights[name], 1 - share)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
     (folder / MODEL).mkdir()
     if isinstance(student, HeadsStudent):
@@ -88,175 +88,182 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
     else:
         student.merged().save_pretrained(folder / MODEL)
         AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
+    before = next(entry["eval_overlap"] for entry in trainer.state.log_history if "eval_overlap" in entry)
     done = {
-        "step": progress.step,
-        "tokens": progress.tokens,
-        "seconds": round(progress.seconds, 1),
-        "validation_overlap": {"before": progress.first_overlap, "best": progress.best_overlap},
-        "best_step": progress.best_step,
+        "step": trainer.state.global_step,
+        "seconds": round(trainer.run.seconds, 1),
+        "validation_overlap": {"before": before, "best": trainer.state.best_metric},
+        "best_step": best,
     }
     atomic_files.write(folder / DONE, json.dumps(done, indent=1).encode() + b"\n")
-    log.info("done: validation overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
+    log.info("done: validation overlap %.4f, was %.4f", trainer.state.best_metric, before)
 
 
-class DraftTrainer:
-    """Trains a student in its run's folder, from its checkpoint on if there is one."""
+class RunCallback(TrainerCallback):  # type: ignore[misc]
+    """Ends a training in time, saves it once in a while, and logs."""
 
-    def __init__(self, folder: Path, plan: TrainingPlan, student: Student | HeadsStudent) -> None:
-        self._folder = folder
-        self._plan = plan
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        self._device = torch.device(found if plan.device == "auto" else plan.device)
-        self._student = student.to(self._device)
-        self._precision = product_dtype(plan.precision, self._device)
-        self._texts = load_texts(plan.dataset / TRAIN)
-        self._validation = sample(load_texts(plan.dataset / VALIDATION), plan.measure_tokens)
-        self._sampler = BatchSampler(self._texts, plan.batch_tokens, plan.seed)
-        self._optimizer = build_optimizer(student, plan)
-        path = folder / "checkpoint" / STATE
-        restored = checkpoint.restore(path, plan.digest, student, self._optimizer)
-        if restored is not None:
-            log.info("going on from step %d", restored.step)
-        self.progress = restored or TrainingProgress(plan.digest)
+    def __init__(self, folder: Path, plan: TrainingPlan, stop: Callable[[], bool]) -> None:
+        """folder: that of the checkpoints. The training's clock starts."""
+        self._folder, self._plan, self._stop = folder, plan, stop
+        saved = json.loads((folder / PROGRESS).read_bytes()) if (folder / PROGRESS).exists() else {}
+        self._step = saved.get("step", 0)
+        self.checkpoint = str(folder / f"checkpoint-{self._step}") if saved else None
+        """Where the training goes on from, if anywhere."""
+        self.finished = False
         self._saved = self._logged = time.monotonic()
+        self._began: float = self._saved - saved.get("seconds", 0.0)
 
-    def run(self, stop: Callable[[], bool]) -> bool:
-        """Train until the plan's end or until `stop()`, and save. Returns whether the end was reached."""
-        now, plan = self.progress, self._plan
-        self._student.train()
-        if now.step == 0:
-            self._evaluate()
-        while True:
-            progress = plan.progress(now.step, now.seconds)
-            finished = progress >= 1
-            if finished or stop():
-                break
-            began = time.monotonic()
-            self._step(plan.rate_at(now.step, now.seconds), "kl" if progress < plan.kl_share else plan.loss)
-            now.seconds += time.monotonic() - began
-            if now.step % plan.measure_steps == 0:
-                self._evaluate()
-            if time.monotonic() - self._saved > SAVE_S:
-                self._save()
-        if finished and now.step % plan.measure_steps:
-            self._evaluate()
-        self._save()
-        return finished
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of training and evaluation, over all resumes."""
+        return time.monotonic() - self._began
 
-    def _step(self, rate: float, kind: LossKind) -> None:
-        """Learn from one batch. Each position has the same weight, however texts divide them."""
-        now, plan = self.progress, self._plan
-        indices = self._sampler.batch(now.step)
-        labels = sum(self._texts[index].label_count for index in indices)
-        # A model's noise, if it has any, follows from seed and step, so that no random state is saved.
-        torch.manual_seed(hash((plan.seed, now.step)))
-        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-        for group in micro_batches(self._texts, indices, plan.micro_tokens):
-            sums += self._backward(group, kind, labels)
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), GRADIENT_NORM)
-        for settings in self._optimizer.param_groups:
-            settings["lr"] = rate * settings["share"]
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        mean_loss, kl, overlap = (sums / labels).tolist()
-        if not math.isfinite(mean_loss):
-            raise StageFailed(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
-        now.step += 1
-        now.tokens += labels
-        now.overlap = overlap
-        if time.monotonic() - self._logged >= LOG_SECONDS:
-            self._log(mean_loss, kl)
+    def progress(self, step: int) -> float:
+        """Return the part of the run, from 0 to 1, that is over after `step` steps."""
+        plan = self._plan
+        return min(1.0, step / plan.steps if plan.steps is not None else self.seconds / (60 * (plan.minutes or 0.0)))
 
-    def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> Tensor:
-        """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over its positions."""
-        kl, overlap = self._forward(self._texts, group)
-        losses = loss(kl, overlap, kind, self.progress.overlap)
-        (losses.sum() / labels).backward()  # type: ignore[no-untyped-call]
-        return torch.stack([values.detach().double().sum() for values in (losses, kl, overlap)])
+    def rate(self, steps: int) -> float:
+        """Return the learning rate, from 0 to 1, after so many steps of this process: warm-up, then constant, then
+        linear decay to zero."""
+        plan, left = self._plan, 1 - self.progress(self._step + steps)
+        warmup = min(1.0, (steps + 1) / plan.warmup_steps) if plan.warmup_steps else 1.0
+        return warmup * (min(1.0, left / plan.decay_share) if plan.decay_share else 1.0)
 
-    def _evaluate(self) -> None:
-        """Measure the overlap on validation text, and keep the weights if they are the best so far."""
-        began = time.monotonic()
-        scores, now = self._overlaps(), self.progress
-        # All classes are equal in weight, so that a rare one is not forgotten unseen.
-        overlap = sum(scores.values()) / len(scores)
-        if now.step == 0:
-            now.first_overlap = overlap
-        if overlap > now.best_overlap:
-            now.best_step, now.best_overlap = now.step, overlap
-            checkpoint.write(self._folder / "checkpoint" / BEST, now, self._student)
-        now.seconds += time.monotonic() - began
-        shown = "  ".join(f"{name or 'default'} {one:.4f}" for name, one in scores.items())
-        log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.monotonic()
+        control.should_log = now - self._logged >= LOG_S
+        control.should_save = now - self._saved >= SAVE_S
+        if self.progress(state.global_step) >= 1:
+            self.finished = control.should_training_stop = control.should_evaluate = True
+        elif self._stop():
+            control.should_training_stop = control.should_save = True
+            control.should_evaluate = False  # which would decide itself whether to save
 
-    @torch.no_grad()
-    def _overlaps(self) -> dict[str, float]:
-        """Return the overlap on validation text of each class, as a mean over positions."""
-        scores, texts = {}, self._validation
-        self._student.eval()
-        for name in sorted({text.traffic_class for text in texts}):
-            indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
-            groups = micro_batches(texts, indices, self._plan.micro_tokens)
-            scores[name] = float(torch.cat([self._forward(texts, group)[1].double() for group in groups]).mean())
-        self._student.train()
-        return scores
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        if state.best_metric is None:  # before any training
+            state.best_metric = metrics["eval_overlap"]
 
-    def _forward(self, texts: Sequence[Text], group: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return KL and overlap, as `Student.forward` does, for the texts of a micro-batch."""
-        batch = TrainingBatch.of([texts[index] for index in group], self._device)
-        with torch.autocast(self._device.type, self._precision, enabled=self._precision != torch.float32):
-            scores: tuple[Tensor, Tensor] = self._student(batch)
-        return scores
-
-    def _save(self) -> None:
-        checkpoint.write(self._folder / "checkpoint" / STATE, self.progress, self._student, self._optimizer)
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        progress = {"step": state.global_step, "seconds": self.seconds}
+        atomic_files.write(self._folder / PROGRESS, json.dumps(progress).encode())  # last: the checkpoint is whole
         self._saved = time.monotonic()
 
-    def _log(self, mean_loss: float, kl: float) -> None:
-        now = self.progress
-        done = self._plan.progress(now.step, now.seconds)
-        speed, minutes_left = now.tokens / max(now.seconds, 1e-9), now.seconds * (1 - done) / done / 60
-        log.info(
-            "step %d  loss %.4f  kl %.4f  overlap %.4f  %.0f tokens/s  %.1f min left",
-            *(now.step, mean_loss, kl, now.overlap, speed, minutes_left),
-        )
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        shown = {name: value for name, value in logs.items() if name in ("loss", "epoch") or "overlap" in name}
+        text = "  ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in shown.items())
+        log.info("step %d  %s  %.0f%% done", state.global_step, text, 100 * self.progress(state.global_step))
         self._logged = time.monotonic()
 
 
-def build_optimizer(student: Student | HeadsStudent, plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Return AdamW with a lower rate for embeddings and output layer.
+class DraftTrainer(Trainer):  # type: ignore[misc]
+    """Trains a plan's student by our losses. Checkpoints are weights in safetensors, and JSON: nothing is pickled."""
 
-    Every batch gives the rows of tokens that the traffic lacks a tiny gradient, which Adam scales up to a step as long
-    as any other.
+    def __init__(self, folder: Path, plan: TrainingPlan, stop: Callable[[], bool]) -> None:
+        texts, validation = (load_texts(plan.dataset / part) for part in (TRAIN, VALIDATION))
+        student = load_student(plan)
+        self.plan, self.run = plan, RunCallback(folder, plan, stop)  # now its clock starts
+        rows, passes = passes_of(texts, plan)
+        arguments = TrainingArguments(
+            output_dir=str(folder),
+            max_steps=plan.steps or 1 << 30,
+            learning_rate=plan.learning_rate,
+            weight_decay=plan.weight_decay,
+            adam_beta2=0.95,
+            per_device_train_batch_size=rows,
+            per_device_eval_batch_size=rows,
+            gradient_accumulation_steps=passes,
+            bf16=in_bfloat16(plan),
+            use_cpu=not torch.cuda.is_available(),
+            seed=plan.seed,
+            eval_strategy="steps",
+            eval_steps=plan.measure_steps,
+            eval_on_start=self.run.checkpoint is None,
+            metric_for_best_model="overlap",
+            save_strategy="best",
+            save_total_limit=3,  # the best, the last, and the one before, which a kill may leave as the last whole one
+            save_only_model=True,
+            logging_strategy="no",  # `RunCallback` says when
+        )
+        arguments._n_gpu = min(arguments.n_gpu, 1)  # other GPUs are for others
+        super().__init__(
+            student,
+            arguments,
+            collate,
+            texts,
+            validation,
+            compute_metrics=lambda measured: overlaps(validation, measured.predictions),
+            callbacks=[self.run],
+        )
+        self.remove_callback(PrinterCallback)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss of a forward pass, as its part of the mean over all labels of the step."""
+        sums = model(**inputs)
+        mean = loss(sums, self.plan.loss) / num_items_in_batch
+        if not mean.isfinite():
+            raise StageFailed(f"the loss is {mean:.3g} at step {self.state.global_step}: use a lower learning rate")
+        return (mean, {"sums": sums}) if return_outputs else mean
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = LambdaLR(self.optimizer, self.run.rate)
+        return self.lr_scheduler
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(trainable(self.model), folder / SAFE_WEIGHTS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.model.load_state_dict(load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME), strict=False)
+
+
+def trainable(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the weights that are trained, by name."""
+    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def collate(texts: Sequence[Text]) -> dict[str, Tensor]:
+    """Return texts, each without its last token, as a batch padded at the end, where causal attention never looks.
+
+    `input_ids` and `labels`, the next token or -100, are `[b, L]`; so is `tail`, and `top_ids` and `top_log_probs` are
+    `[b, L, K]`: the target's distribution of the label.
     """
-    token_layers: list[Parameter] = []
-    rest: list[Parameter] = []
-    for name, parameter in checkpoint.trainable(student).items():
-        (token_layers if name.startswith(_TOKEN_LAYERS) else rest).append(parameter)
-    groups = [{"params": rest, "share": 1.0}, {"params": token_layers, "share": plan.token_rate_share}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=plan.learning_rate,
-        betas=(0.9, 0.95),
-        weight_decay=plan.weight_decay,
-        fused=True,
-    )
+    pad = partial(pad_sequence, batch_first=True)
+    labels = [np.where(np.arange(1, len(one.tokens)) < one.first, -100, one.tokens[1:]) for one in texts]
+    return {
+        "input_ids": pad([torch.from_numpy(one.tokens[:-1]).long() for one in texts]),
+        "labels": pad([torch.from_numpy(one).long() for one in labels], padding_value=-100),
+        "top_ids": pad([torch.from_numpy(one.top_ids[1:]).long() for one in texts]),
+        "top_log_probs": pad([torch.from_numpy(one.top_log_probs[1:]) for one in texts]),
+        "tail": pad([torch.from_numpy(one.tail[1:]) for one in texts]),
+    }
 
 
-def sample(texts: Sequence[Text], tokens: int) -> list[Text]:
-    """Return the first texts of each class, until they have `tokens` labels; at least one text of each."""
-    taken: dict[str, int] = defaultdict(int)
-    chosen = []
-    for text in texts:
-        if taken[text.traffic_class] < tokens:
-            taken[text.traffic_class] += text.label_count
-            chosen.append(text)
-    return chosen
+def passes_of(texts: Sequence[Text], plan: TrainingPlan) -> tuple[int, int]:
+    """Return the texts of a forward pass, by the longest text, and the passes of a step, by the mean labels of one."""
+    longest = max(len(text.tokens) for text in texts) - 1
+    step = min(len(texts), plan.batch_tokens * len(texts) / sum(text.label_count for text in texts))
+    passes = math.ceil(step / max(1, plan.micro_tokens // longest))
+    return max(1, round(step / passes)), passes
 
 
-def product_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the type of matrix products on a device."""
-    if precision != "auto":
-        return torch.bfloat16 if precision == "bfloat16" else torch.float32
-    emulated = device.type == "cpu" and not torch.backends.cpu.get_cpu_capability().startswith(_WITH_BFLOAT16)
-    return torch.float32 if emulated else torch.bfloat16
+def overlaps(texts: Sequence[Text], sums: Any) -> dict[str, float]:
+    """Return the overlap of each class, as a mean over positions, and of all. sums: `[n, 3]`, those of n texts.
+
+    All classes are equal in weight, so that a rare one is not forgotten unseen.
+    """
+    by_class: dict[str, Any] = defaultdict(lambda: np.zeros(3))
+    for text, row in zip(texts, sums, strict=True):
+        by_class[text.traffic_class] += row
+    found = {f"overlap_{name or 'default'}": overlap / count for name, (count, _, overlap) in sorted(by_class.items())}
+    return {"overlap": sum(found.values()) / len(found), **found}
+
+
+def in_bfloat16(plan: TrainingPlan) -> bool:
+    """Return whether matrix products are in bfloat16."""
+    if plan.precision != "auto":
+        return plan.precision == "bfloat16"
+    return torch.cuda.is_available() or torch.backends.cpu.get_cpu_capability().startswith(_WITH_BFLOAT16)

@@ -109,9 +109,8 @@ def tiny_plan(root: Path, **changes: Any) -> TrainingPlan:
         "micro_tokens": 64,
         "measure_steps": 4,
         "precision": "float32",
-        "device": "cpu",
         "learning_rate": 3e-3,
-        "token_rate_share": 1.0,  # of a random model the embeddings are as new as all else
+        "train_embeddings": True,  # of a random model the embeddings are as new as all else
         "base_share": 0.0,
         "warmup_steps": 2,
     }
