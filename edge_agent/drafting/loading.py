@@ -71,14 +71,12 @@ class LoadedModel:
     """Ids of special tokens that differ from the target's."""
     latency: DecodeLatency | None = None
     """How long decodes take; the first worker measures it."""
-    threads: int = 1
-    """CPU threads of a decode."""
 
     def context(self) -> TreeContext:
         """Return a context, which belongs to the calling thread."""
         from outrider.llama import TreeContext
 
-        return TreeContext(self.model, n_ctx=self.context_length, threads=self.threads)
+        return TreeContext(self.model, n_ctx=self.context_length)
 
     def source(self, context: TreeContext) -> LlamaSource:
         from edge_agent.drafting.sources.llama import LlamaSource
@@ -196,7 +194,7 @@ def _load(path: Path, name: str, target_table: Sequence[bytes], options: DraftOp
         special = model.special_ids() | options.added
         shared, unlike = compare_token_tables(model.token_table(), target_table, special, f"the draft {name}")
         digest = digest or file_digest(path)
-        return LoadedModel(name, model, shared, digest, unlike=unlike, threads=options.threads)
+        return LoadedModel(name, model, shared, digest, unlike=unlike)
     except BaseException:
         model.close()
         raise

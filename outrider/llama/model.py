@@ -35,7 +35,7 @@ class LlamaModel:
         self._closed = False
         self.path = path
         self.threads = threads
-        """Threads of a context of this model that names no other number."""
+        """CPU threads of a decode of a tree."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, threads: int = 1) -> LlamaModel:

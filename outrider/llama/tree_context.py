@@ -56,7 +56,6 @@ class TreeContext(LlamaContext):
         n_ctx: int,
         max_sequences: int = 64,
         batch: int = 512,
-        threads: int | None = None,
         kv_type: KvType = "f16",
     ) -> None:
         """Hold `n_ctx` tokens, committed or draft. batch: tokens a prefill chunk. Raises BadRequest, ModelRefused."""
@@ -68,7 +67,7 @@ class TreeContext(LlamaContext):
             cells=n_ctx,
             sequences=max_sequences,
             batch=batch,
-            threads=model.threads if threads is None else threads,
+            threads=model.threads,
             outputs=max_sequences,
             unified=True,  # branches share their ancestors' cells
             kv_type=kv_type,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_gguf import MERGES, PADDING, SPECIAL, write_tiny_llama
 
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import BadRequest, ModelRefused
 from outrider.llama import LlamaModel, TreeContext
 
 
@@ -26,6 +26,12 @@ def test_added_runs_of_blanks_are_blanks_however_the_file_spells_them(tmp_path: 
     with LlamaModel.load(write_tiny_llama(tmp_path / "spm.gguf", sentencepiece=True)) as model:
         assert model.token_table()[-3:] == [b" ", b" a", b"  "]
         assert model.special_ids() == {0, 1, 2, model.vocab_size - 1}
+
+
+@pytest.mark.parametrize("threads", [0, 1 << 16])
+def test_threads_that_the_machine_has_not_are_refused(tiny_path: Path, threads: int) -> None:
+    with pytest.raises(BadRequest, match="threads is"):
+        LlamaModel.load(tiny_path, threads=threads)
 
 
 @pytest.mark.parametrize("kept", [4, 20, 300, 5_000, 200_000, -1])

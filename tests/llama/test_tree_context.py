@@ -89,7 +89,6 @@ def test_what_llama_cpp_would_abort_on_is_a_bad_request_that_changes_nothing(
         {"n_ctx": 64, "max_sequences": 257, "batch": 512},
         {"n_ctx": 64, "max_sequences": 0},
         {"n_ctx": 64, "max_sequences": 64, "batch": 63},
-        {"n_ctx": 64, "threads": 0},
     ],
 )
 def test_a_context_out_of_bounds_is_refused(model: LlamaModel, bounds: dict[str, int]) -> None:
