@@ -2,7 +2,8 @@
 
 transformers calls the attention function that is registered here with every layer's query, key and value; the step's
 plan waits for it in a context variable, since some models do not hand keywords of their forward on to their layers.
-Nothing else of the model is changed but its linear layers (kernels) and positions that depend on the whole batch.
+Nothing else of the model is changed but its layers on a CPU and its linear layers and norms (kernels), and positions
+that depend on the whole batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import platform
 import re
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -23,9 +23,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from cloud_verifier.engine.torch_backend import architecture
 from cloud_verifier.engine.torch_backend.architecture import refused
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
-from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.torch_backend.kernels.attention import (
+    AttentionBackend,
+    AttentionPlan,
+    Scoring,
+    SdpaBackend,
+    running,
+)
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
+from cloud_verifier.engine.torch_backend.kernels.layers import fuse_layers
 from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_linears
 from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
@@ -75,6 +82,7 @@ class TargetModel:
         architecture.fix_rope(module)
         self._fused = fuse(module, triton=self.attention.name == "triton")
         self._packed = pack_linears(module)
+        fuse_layers(module)
         self.states: torch.Tensor | None = None
         self._seen_states: torch.Tensor | None = None
         """What the output layer read last, if `keep_states` was called."""
@@ -196,11 +204,11 @@ class TargetModel:
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
     ) -> tuple[torch.Tensor, ...]:
         """Run the module: ids and positions `[1, T]`, rows `[R]` -> logits `[R, V]`, and states `[R, H]` if kept."""
-        before = _running.set(plan)
+        before = running.set(plan)
         try:
             out = self.module(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
         finally:
-            _running.reset(before)
+            running.reset(before)
         logits: torch.Tensor = out.logits[0]
         if len(logits) != len(rows):
             raise _Unserved(architecture.ALL_LOGITS, f"{len(logits)} rows came, {len(rows)} were asked for")
@@ -270,10 +278,6 @@ class _Probe:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-_running: ContextVar[AttentionPlan] = ContextVar("running")
-"""The plan of the forward pass that runs in this thread."""
-
-
 class _Unserved(Exception):
     """A layer was found that cannot be served, where the model's label is not known."""
 
@@ -303,7 +307,7 @@ def _attention(
         raise _Unserved(architecture.POSITION_BIAS, type(module).__name__)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, sliding_window, softcap, s_aux)
-    return _running.get().attend(module.layer_idx, query, key, value, scoring), None
+    return running.get().attend(module.layer_idx, query, key, value, scoring), None
 
 
 def _install(module: Any, label: str) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
 from cloud_verifier.engine.torch_backend.batch import Segment
 from cloud_verifier.engine.torch_backend.kernels import attention, fusion
@@ -14,6 +15,8 @@ from cloud_verifier.engine.torch_backend.kernels.attention import Scoring, SdpaB
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
 from cloud_verifier.engine.torch_backend.kernels.linear import PackedLinear, pack_linears, packed_if_equal
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 SINKS = torch.tensor([0.3, -0.2, 0.1, 0.0])
@@ -94,7 +97,7 @@ def test_layers_are_not_joined_if_one_of_them_does_more_or_has_another_shape_or_
     class Special(nn.Linear):
         pass
 
-    special, other, half, lone = Projections(), Projections(), Projections(dtype=torch.bfloat16), Projections()
+    special, other, half, lone = Projections(), Projections(), Projections(dtype=torch.float16), Projections()
     special.k_proj = Special(32, 16)
     other.v_proj = nn.Linear(8, 16, bias=False)
     del lone.v_proj
@@ -148,3 +151,48 @@ def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.Mon
     assert pack_linears(module) == 1
     assert module[0] is first
     assert isinstance(module[2], PackedLinear)
+
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+}
+
+
+@needs_packing
+@pytest.mark.parametrize(
+    ("config", "fused"),
+    [
+        (LlamaConfig(**SIZES), 2),
+        (LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, hidden_act="gelu"), 2),
+        (MistralConfig(**SIZES, sliding_window=8), 2),
+        (Qwen3Config(**SIZES), 0),  # it has norms of queries and keys
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_as_llamas_are_computed_in_one_function_and_others_by_their_modules(
+    config: PretrainedConfig, fused: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype)
+    for parameter in module.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # norms and biases begin with ones and zeros
+    model = TargetModel(module, name=config.model_type)
+    assert sum("forward" in vars(layer) for layer in module.modules()) == fused
+    check_numerics(model)  # against the modules
+
+
+@needs_packing
+def test_a_layer_whose_attention_takes_another_scale_hands_it_on() -> None:
+    module = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES), attn_implementation="eager")
+    for layer in module.model.layers:
+        layer.self_attn.scaling = 0.7
+    model = TargetModel(module, name="scaled")
+    assert all("forward" in vars(layer) for layer in module.model.layers)
+    check_numerics(model)

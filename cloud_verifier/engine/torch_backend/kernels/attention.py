@@ -11,6 +11,7 @@ the keys are not repeated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -61,6 +62,10 @@ class AttentionPlan(Protocol):
 
         query `[1, Hq, T, Dk]`, key `[1, Hkv, T, Dk]`, value `[1, Hkv, T, Dv]` -> `[1, T, Hq, Dv]`.
         """
+
+
+running: ContextVar[AttentionPlan] = ContextVar("running")
+"""The plan of the forward pass that runs in this thread."""
 
 
 class AttentionBackend(Protocol):

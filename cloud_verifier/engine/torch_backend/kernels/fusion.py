@@ -7,7 +7,7 @@ the 145 norms of a Qwen3 of 8B were half of its 2,000 kernels, and with joint pr
 an H100 10 ms instead of 14.
 
 Each replacement is compared with the module that it stands for; one that differs is not used. On a CPU bfloat16 keeps
-transformers' own norms.
+transformers' own norms here; `layers` replaces those of whole layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Joint:
     """Computes parallel layers at once and keeps the results until each of them was asked for."""
 
     def __init__(self, whole: Callable[[torch.Tensor], torch.Tensor], widths: Sequence[int]) -> None:
-        self._whole = whole
+        self.whole = whole
         self._widths = list(widths)
         self._last: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
@@ -39,7 +39,7 @@ class _Joint:
         """Return the result `[..., out]` of the layer of this index for x `[..., in]`."""
         last = self._last
         if last is None or last[0] is not x:
-            last = x, torch.split(self._whole(x), self._widths, dim=-1)
+            last = x, torch.split(self.whole(x), self._widths, dim=-1)
         self._last = None if index == len(self._widths) - 1 else last
         return last[1][index]
 
@@ -52,11 +52,11 @@ class ParallelLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = torch.empty_like(linear.weight, device="meta")
         """Shape and dtype, which some models ask for; it holds no values."""
-        self._joint = joint
+        self.joint = joint
         self._index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._joint.part(x, self._index)
+        return self.joint.part(x, self._index)
 
 
 class TritonRMSNorm(nn.Module):
@@ -81,7 +81,8 @@ class TritonRMSNorm(nn.Module):
 def fuse(module: nn.Module, *, triton: bool = False) -> int:
     """Replace what fewer operators can compute, before layers are packed; return the number of modules replaced.
 
-    triton: for a model whose attention is in triton kernels. Otherwise only float32 on a CPU is replaced.
+    triton: for a model whose attention is in triton kernels. Otherwise layers that can be packed are joined, and norms
+    replaced that are in float32 on a CPU.
     """
     # Only the parents are listed: a replaced layer's weights are to go before the next are joined.
     parents = [(one, names) for one in module.modules() for names in _PARALLEL if hasattr(one, names[0])]
@@ -100,7 +101,7 @@ def _fuse_linears(parent: nn.Module, names: Sequence[str], *, triton: bool) -> i
         return 0
     if len({(n.in_features, n.bias is None, n.weight.dtype, n.weight.device) for n in layers}) > 1:
         return 0
-    if layers[0].weight.dtype not in (_TOLERANCE if triton else (torch.float32,)):
+    if layers[0].weight.dtype not in _TOLERANCE:
         return 0
     product = _product(layers)
     whole = packed_if_equal(product) if not triton else product if agree(layers, product) else None
