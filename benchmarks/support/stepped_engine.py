@@ -104,7 +104,6 @@ class SteppedEngine:
         config = EngineConfig(
             kv_slots=sessions * 1024,
             token_budget=max(512, 32 * sessions),
-            prefill_chunk=max(512, 32 * sessions),
             max_sessions=sessions,
             first_token_s=1e6,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import TargetExecutor
-from cloud_verifier.engine.scheduler import StepBudget, prompt_rows, steps_to_read
+from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.errors import BadRequest, Overloaded
@@ -98,22 +98,19 @@ class Admission:
 def first_token_s(
     own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost, between_s: float = 0.0
 ) -> float:
-    """Estimate the seconds to read a prompt of `own` tokens behind earlier ones, by the rules of the scheduler.
+    """Estimate the seconds to read a prompt of `own` tokens beside earlier ones, by the rules of the scheduler.
 
-    before: tokens that are left of each other prompt, in order. between_s: seconds between two steps. Sessions that
-    begin or end meanwhile are left out.
+    Shorter ones come before it, and generate once they are read. Longer ones come before it when they are overdue.
+    before: tokens that are left of each other prompt. between_s: seconds between two steps. Sessions that begin or end
+    meanwhile are left out.
     """
-    beside = generating + len(before) // 2  # a prompt that is read generates; on average half of them do
-
-    def seconds(steps: int, rows: int) -> float:
-        rows = min(budget.rows, min(rows, own + sum(before)) + beside)
-        return steps * (between_s + cost.seconds(rows, min(rows, 1 + beside)))
-
-    if generating or not before:
-        rows = prompt_rows(beside, budget) if generating else budget.rows
-        return seconds(steps_to_read(own, before, rows), rows)
-    # The first prompt has the whole budget, and generates once it is read.
-    alone, first = steps_to_read(own, before, budget.rows), -(-before[0] // budget.rows)
-    if alone <= first:
-        return seconds(alone, budget.rows)
-    return seconds(first, budget.rows) + first_token_s(own, before[1:], 1, budget, cost, between_s)
+    shorter, steps, seconds = sorted(other for other in before if other <= own), 0.0, 0.0
+    for read, tokens in enumerate((*shorter, own)):
+        rows = prompt_rows(generating + read, 1 + len(before) - read, budget, cost)
+        beside = min(generating + read, budget.rows)
+        full = min(budget.rows, min(rows, own + sum(before)) + beside)
+        steps += tokens / rows
+        seconds += tokens / rows * (between_s + cost.seconds(full, min(full, 1 + beside)))
+    longer = len(before) - len(shorter)
+    overdue = longer / max(OVERDUE + 1, longer + 1) if steps > OVERDUE else 0.0
+    return seconds / (1.0 - overdue) * max(1.0, 1.0 / steps)

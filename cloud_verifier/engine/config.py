@@ -15,8 +15,6 @@ class EngineConfig:
     """The most tokens whose keys and values are held, over all sessions."""
     token_budget: int = 512
     """The most rows of one forward pass: prefill chunks, plain steps and trees together."""
-    prefill_chunk: int = 128
-    """The most rows for prompts while other sessions generate: bounds how much a long prompt slows their step."""
     max_sessions: int = 64
     """The most live sessions."""
     first_token_s: float = 30.0
@@ -30,4 +28,4 @@ class EngineConfig:
 
     @property
     def budget(self) -> StepBudget:
-        return StepBudget(self.token_budget, min(self.prefill_chunk, self.token_budget))
+        return StepBudget(self.token_budget)

@@ -327,6 +327,7 @@ class Engine:
         self._executor.begin_step()
         plan = self._ask_sources(lambda: self._overlay.extend(plan, self._live, self.allocation, self._profiler), plan)
         self._profiler.lap("draft")
+        self._budget = replace(self._budget, prompt_s=plan.prompt_s)
         for session_id in plan.favoured:
             self._live.move_to_end(session_id)
         self.counters.steps += 1

@@ -7,13 +7,14 @@ than the rate for as long as the nodes make the step longer.
 What the verifier's own nodes bring counts for the step now, and what a device's nodes bring beyond that for waiting.
 So a near device is waited for, several are if most of them answer at once, and a single one among many is not. A
 session is waited for at most its directive's draft wait after its last commit. Prompts are the exception: no session is
-waited for while a prompt is to be read, and nodes lengthen a step that leaves a prompt unread by PROMPT_DELAY at most.
+waited for while a prompt is to be read. Each prompt lengthens the steps of sessions that generate by PROMPT_SHARE on
+average, in chunks of CHUNK or more, and nodes join as they would without prompts.
 
-No session starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` rows of every step, generating sessions
-at least one. Generating sessions take turns: the one that has waited longest comes first. Prompts come in order of
-arrival, since one prompt that is read early is better than several halves, but one that had no row in OVERDUE steps
-comes first. So every step that leaves a session out either makes it overdue or serves one that has waited longer and
-then comes behind it: with at most `n` sessions at once, no more than `OVERDUE + n - 1` steps in a row leave one out.
+No session starves. Prompts get rows of every step that has time for them, generating sessions at least one. Generating
+sessions take turns: the one that has waited longest comes first. Of prompts the one of which least is left comes first,
+so that a question does not wait for a book, but one that had no row in OVERDUE steps comes before it. So every such
+step that leaves a session out either makes it overdue or serves one that has waited longer and then comes behind it:
+with at most `n` sessions at once, no more than `OVERDUE + n - 1` steps in a row leave one out.
 
 The allocation policy decides which sessions get the rows that are left for nodes. Sessions that it favoured for their
 place in the order of candidates are moved by the caller behind all others (`StepPlan.favoured`).
@@ -26,27 +27,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cloud_verifier.engine.row_allocation import Acceptances, AllocationPolicy, RowAllocation
+from cloud_verifier.engine.row_allocation import Acceptances, AllocationPolicy, CostCurve, RowAllocation
 from outrider.core.step_cost import StepCost
 
-OVERDUE = 16
-"""Number of steps without a row after which a prompt comes before those that arrived earlier."""
+OVERDUE = 64
+"""Number of steps without a row after which a prompt comes before shorter ones."""
 WAIT_GAIN = 2.0
 """Factor by which waiting must beat the rate of stepping, since nodes that come during a step are not lost."""
-PROMPT_DELAY = 0.02
-"""The share by which nodes may lengthen a step that leaves a prompt unread."""
+PROMPT_SHARE = 0.5
+"""The share by which each prompt may lengthen the steps of sessions that generate, on average."""
+PROMPT_BURST_S = 0.25
+"""Most seconds of other sessions that prompts may take at once, saved while fewer prompts came."""
+CHUNK = 32
+"""Rows for prompts that a step has at least, if it has any: each chunk attends to all of the prompt before it."""
 
 
 @dataclass(frozen=True)
 class StepBudget:
-    """The most rows of one forward pass over all sessions, and the most for prompts while any session generates.
-
-    In fewer than 2 rows, or with none for prompts, some session would starve.
-    """
+    """The most rows of one forward pass over all sessions. In fewer than 2 rows some session would starve."""
 
     rows: int
-    prefill_rows: int
+    prompt_s: float = PROMPT_BURST_S
+    """Seconds that the rows of prompts may take now of sessions that generate; below 0 they have taken too much."""
     scored_rows: int = sys.maxsize
     """The most rows that score prompts, whose logits take memory."""
 
@@ -101,12 +105,14 @@ class StepPlan:
 
     favoured: sessions that got a row which another could have used as well; they move behind all others in this order.
     node_rows: the most rows of nodes. coming: sessions without nodes whose devices are waited for.
+    prompt_s: what the step leaves of `StepBudget.prompt_s`.
     """
 
     allocations: tuple[RowAllocation, ...]
     favoured: tuple[str, ...] = ()
     node_rows: int = field(default=0, compare=False)
     coming: frozenset[str] = field(default=frozenset(), compare=False)
+    prompt_s: float = field(default=PROMPT_BURST_S, compare=False)
 
 
 @dataclass(frozen=True)
@@ -117,22 +123,17 @@ class Wait:
     plan: StepPlan | None = field(default=None, compare=False)
 
 
-def prompt_rows(generating: int, budget: StepBudget) -> int:
-    """Return the rows that prompts get, if they are long enough, of a step in which so many sessions generate."""
-    kept = min(budget.prefill_rows, max(1, budget.rows // 4))
-    left = budget.rows - min(generating, budget.rows - kept)
-    return min(left, budget.prefill_rows) if generating else left
+def prompt_rows(generating: int, prompts: int, budget: StepBudget, cost: StepCost) -> int:
+    """Return the rows that prompts get on average, if they are long enough, while so many sessions generate."""
+    chains, steps = _with_prompts(generating, budget, cost)
+    most = (1.0 + PROMPT_SHARE * prompts) * steps[0]
+    return max(1, int(np.searchsorted(steps, most, side="right")) - 1) if chains else budget.rows
 
 
-def steps_to_read(own: int, before: Sequence[int], rows: int) -> int:
-    """Estimate the steps, with so many rows for prompts each, to read `own` tokens behind those `before` them.
-
-    At the latest all prompts are read in turn. An overdue one comes first for one step only: it has a step's rows in
-    every `OVERDUE + 1`, or in more if so many are overdue that they come one by one.
-    """
-    chunks = -(-own // rows)
-    one_by_one = chunks + sum(min(chunks, -(-other // rows)) for other in before)
-    return min(-(-(own + sum(before)) // rows), max((OVERDUE + 1) * chunks, one_by_one))
+def _with_prompts(generating: int, budget: StepBudget, cost: StepCost) -> tuple[int, NDArray[np.float64]]:
+    """Return the rows of sessions that generate, and the seconds of a step with 0, 1, ... rows for prompts beside."""
+    chains = min(generating, budget.rows - max(1, budget.rows // 4))
+    return chains, cost.curve(chains + np.arange(budget.rows - chains + 1), generating)
 
 
 def schedule(
@@ -145,7 +146,7 @@ def schedule(
 ) -> StepPlan | Wait:
     """Decide on the next step.
 
-    candidates: in the order in which equals and prompts are served. between_s: seconds of a step that no row costs.
+    candidates: in the order in which equals are served. between_s: seconds of a step that no row costs.
     """
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
@@ -194,34 +195,45 @@ def _plan(
     able: Sequence[StepCandidate], budget: StepBudget, allocation: AllocationPolicy, cost: StepCost, between_s: float
 ) -> StepPlan:
     """Give every generating session its plain row, then prompts theirs; trees share what is left."""
-    chains = _chains(able, budget)
-    filled = sum(chains.values())
+    chains, prompt_s = _chains(able, budget, cost)
     # Nodes are below the last known token, so a prompt that is not read to its end has no use for them yet.
     speculating = [c for c in able if chains.get(c.session_id) == c.pending]
-    rows = budget.rows - filled
-    if any(chains.get(c.session_id, 0) < c.pending for c in able if c.pending > 1):
-        steps = cost.curve(filled + np.arange(rows + 1), len(chains))
-        rows = int(np.searchsorted(steps, (1.0 + PROMPT_DELAY) * steps[0], side="right")) - 1
-    counts, favoured = allocation(
-        [c.acceptances for c in speculating],
-        rows,
-        lambda nodes: between_s + cost.curve(filled + nodes, len(chains)),
-    )
+    rows = budget.rows - sum(chains.values())
+    seconds = node_cost(len(speculating), cost, between_s)
+    counts, favoured = allocation([c.acceptances for c in speculating], rows, seconds)
     nodes = {c.session_id: count for c, count in zip(speculating, counts, strict=True)}
     allocations = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
-    return StepPlan(tuple(allocations), tuple(speculating[i].session_id for i in favoured), max(0, rows))
+    return StepPlan(
+        tuple(allocations), tuple(speculating[i].session_id for i in favoured), max(0, rows), prompt_s=prompt_s
+    )
 
 
-def _chains(able: Sequence[StepCandidate], budget: StepBudget) -> dict[str, int]:
-    """Return the number of rows for known tokens by session."""
+def node_cost(sessions: int, cost: StepCost, between_s: float) -> CostCurve:
+    """Return the seconds of a step of sessions that generate by its nodes, as if it read no prompts."""
+    return lambda nodes: between_s + cost.curve(sessions + nodes, sessions)
+
+
+def _chains(able: Sequence[StepCandidate], budget: StepBudget, cost: StepCost) -> tuple[dict[str, int], float]:
+    """Return the number of rows for known tokens by session, and the seconds that are left for prompts."""
     generating = sorted((c for c in able if c.pending == 1), key=lambda c: -c.skipped)
-    prefilling = sorted((c for c in able if c.pending > 1), key=lambda c: -c.skipped if c.skipped >= OVERDUE else 0)
-    allowance, scored = prompt_rows(len(generating), budget) if prefilling else 0, budget.scored_rows
-    chains = dict.fromkeys((c.session_id for c in generating[: budget.rows - allowance]), 1)
+    prefilling = sorted(
+        (c for c in able if c.pending > 1), key=lambda c: (-c.skipped if c.skipped >= OVERDUE else 0, c.pending)
+    )
+    beside, steps = _with_prompts(len(generating), budget, cost)
+    allowance = len(steps) - 1
+    if beside and prefilling:
+        by_time = int(np.searchsorted(steps, steps[0] + budget.prompt_s, side="right")) - 1
+        allowance = min(allowance, max(CHUNK, by_time)) if budget.prompt_s > 0.0 else 0
+    chains = dict.fromkeys((c.session_id for c in generating[: beside if allowance and prefilling else budget.rows]), 1)
+    left, scored = allowance, budget.scored_rows
     for candidate in prefilling:
-        rows = min(candidate.pending, allowance, scored if candidate.scores else allowance)
+        rows = min(candidate.pending, left, scored if candidate.scores else left)
         if rows:
             chains[candidate.session_id] = rows
-        allowance -= rows
+        left -= rows
         scored -= rows if candidate.scores else 0
-    return chains
+    if not beside:
+        return chains, PROMPT_BURST_S
+    earned = PROMPT_SHARE * max(1, len(prefilling)) * steps[0]
+    taken = steps[allowance - left] - steps[0] if prefilling else 0.0
+    return chains, float(min(PROMPT_BURST_S, budget.prompt_s + earned) - taken)

@@ -17,13 +17,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cloud_verifier.engine.interface import TargetExecutor
 from cloud_verifier.engine.nodes import SourceOutcome
-from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
-from cloud_verifier.engine.scheduler import StepPlan
+from cloud_verifier.engine.row_allocation import AllocationPolicy
+from cloud_verifier.engine.scheduler import StepPlan, node_cost
 from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -102,7 +99,7 @@ class Overlay:
         if not any(merged):
             return plan
         acceptances = [session.acceptances() for session in ready]
-        counts, favoured = policy(acceptances, plan.node_rows, _step_cost(plan, profiler))
+        counts, favoured = policy(acceptances, plan.node_rows, node_cost(len(ready), profiler.cost, profiler.between_s))
         nodes = {session.session_id: count for session, count in zip(ready, counts, strict=True)}
         allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
         return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))
@@ -169,13 +166,3 @@ def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[E
     # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
     served = (s for s in ready if not s.lossy and not s.protocol.attach.undrafted)
     return ready, [s for s in served if s.pending == 1 and s.left > 1 and s.nodes.most_together]
-
-
-def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:
-    """Return the seconds of the planned step by its nodes."""
-    filled, sessions = sum(a.chain for a in plan.allocations), len(plan.allocations)
-
-    def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        return profiler.between_s + profiler.cost.curve(filled + nodes, sessions)
-
-    return cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from even_allocation import evenly
@@ -21,7 +22,7 @@ from outrider.core.step_cost import StepCost
 FACTOR = 3.0
 """Factor by which a predicted first token may be early or late: where several prompts end in one step, the newcomer
 gets less than a chunk and queues again for the rest."""
-BUDGET = StepBudget(rows=512, prefill_rows=128)
+BUDGET = StepBudget(rows=512)
 FLAT = StepCost({1: 1.0})
 """Costs of a step of one second, so that seconds count steps."""
 STEEP = StepCost({1: 1.0, 2048: 65.0})
@@ -40,6 +41,7 @@ def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget,
         ]
         plan = schedule(able, 1.0, budget, evenly, cost)
         assert isinstance(plan, StepPlan)
+        budget = replace(budget, prompt_s=plan.prompt_s)
         step += 1
         seconds += cost.seconds(sum(own_rows.chain for own_rows in plan.allocations), len(plan.allocations))
         for own_rows in plan.allocations:
@@ -49,9 +51,9 @@ def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget,
             pending[own_rows.session_id] = max(1, pending[own_rows.session_id] - own_rows.chain)
 
 
-BUDGETS = st.sampled_from([(16, 4), (64, 8), (64, 16), (64, 64), (128, 32), (512, 128)]).map(lambda b: StepBudget(*b))
+BUDGETS = st.sampled_from([16, 64, 128, 512]).map(StepBudget)
 LENGTHS = st.floats(-3.0, 5.0).map(lambda log: 2.0**log)
-"""Lengths of prompts in `prefill_rows`: from a part of a chunk to 32 of them."""
+"""Lengths of prompts in quarters of a step: from a part of one to 32 of them."""
 
 
 @settings(max_examples=200)
@@ -67,7 +69,7 @@ LENGTHS = st.floats(-3.0, 5.0).map(lambda log: 2.0**log)
 def test_the_first_token_comes_about_when_it_is_predicted(
     own: float, before: list[float], generating: int, budget: StepBudget, cost: StepCost
 ) -> None:
-    tokens = [2 + int(length * budget.prefill_rows) for length in (own, *before)]
+    tokens = [2 + int(length * budget.rows / 4) for length in (own, *before)]
     predicted = first_token_s(tokens[0], tokens[1:], generating, budget, cost)
     real = real_s(tokens[0], tokens[1:], generating, budget, cost)
     assert real / FACTOR <= predicted <= real * FACTOR
@@ -76,12 +78,14 @@ def test_the_first_token_comes_about_when_it_is_predicted(
 # --------------------------------------------------------------------------- in the engine
 
 Target = Callable[[str], TargetModel]
-SMALL = EngineConfig(kv_slots=2_048, token_budget=16, prefill_chunk=2)
+SMALL = EngineConfig(kv_slots=2_048, token_budget=16)
+DEAR = StepCost({1: 1.0, 2048: 1.0 + 0.25 * 2047})
+"""Costs of steps in which a prompt gets two rows beside a session that generates."""
 
 
 def engine_of(target: Target, *prompts: int) -> Engine:
     """Return an engine with steps of a second. One session generates, others have such prompts still to read."""
-    rig = Rig(target("llama"), SMALL, cost=FLAT)
+    rig = Rig(target("llama"), SMALL, cost=DEAR)
     rig.engine.start("generates", attach_of(prompt_of(4), max_tokens=64), LIMITS, DIRECTIVE)
     rig.engine.step()
     for i, length in enumerate(prompts):
@@ -90,17 +94,19 @@ def engine_of(target: Target, *prompts: int) -> Engine:
 
 
 def test_a_newcomer_is_refused_where_long_prompts_would_keep_its_first_token(target: Target) -> None:
-    engine = engine_of(target, 200)
-    before = engine.stats()
-    with pytest.raises(Overloaded, match=r"first token for 100\.\d s, over first_token_s = 30") as refusal:
-        engine.start("newcomer", attach_of(prompt_of(20)), LIMITS, DIRECTIVE)
-    assert refusal.value.retry_after_s == 30.0
+    engine = engine_of(target)
+    with pytest.raises(Overloaded, match=r"first token for \d\d\.\d s, over first_token_s = 30") as refusal:
+        for i in range(12):
+            before = engine.stats()
+            engine.start(f"reads {i}", attach_of(prompt_of(18, seed=i)), LIMITS, DIRECTIVE)
+    assert before.verifier.live_sessions >= 4
+    assert 0.2 <= refusal.value.retry_after_s <= 30.0
     after = engine.stats()
-    assert (after.verifier.live_sessions, after.kv_reserved) == (2, before.kv_reserved)
+    assert (after.verifier.live_sessions, after.kv_reserved) == (before.verifier.live_sessions, before.kv_reserved)
     assert after.verifier.kv_used == before.verifier.kv_used
 
 
-@pytest.mark.parametrize(("before", "own"), [((), 200), ((30,), 20), ((200,), 2)])
+@pytest.mark.parametrize(("before", "own"), [((), 200), ((30,), 20), ((200,), 20)])
 def test_a_newcomer_that_is_soon_served_is_taken(target: Target, before: tuple[int, ...], own: int) -> None:
     """Nothing or little is queued before it, or its own prompt is so short that it has been read once it is overdue."""
     engine = engine_of(target, *before)

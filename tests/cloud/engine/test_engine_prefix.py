@@ -70,7 +70,7 @@ class Crowd:
     """Run chats that come, go, are cut off and come back at random, in a pool far too small for them."""
 
     def __init__(self, model: TargetModel, plain: Reference, seed: int, *, cache: bool, slots: int) -> None:
-        config = EngineConfig(kv_slots=slots, token_budget=40, prefill_chunk=11, max_sessions=6, prefix_cache=cache)
+        config = EngineConfig(kv_slots=slots, token_budget=16, max_sessions=6, prefix_cache=cache)
         self.rig = Rig(model, config, seed)
         self.rng = random.Random(seed)
         self.plain = plain

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from even_allocation import evenly
 
-from cloud_verifier.engine.row_allocation import AllocationPolicy
+from cloud_verifier.engine.row_allocation import AllocationPolicy, by_acceptance
 from cloud_verifier.engine.scheduler import (
-    PROMPT_DELAY,
+    CHUNK,
+    PROMPT_BURST_S,
+    PROMPT_SHARE,
     RowAllocation,
     StepBudget,
     StepCandidate,
@@ -19,7 +23,7 @@ from cloud_verifier.engine.scheduler import (
 )
 from outrider.core.step_cost import StepCost
 
-BUDGET = StepBudget(rows=64, prefill_rows=16)
+BUDGET = StepBudget(rows=64)
 NOW = 100.0
 
 
@@ -85,29 +89,40 @@ def test_a_wait_has_to_pay_for_the_time_of_the_nodes_that_it_brings() -> None:
     assert isinstance(schedule(four, NOW, BUDGET, evenly, steep), StepPlan)
 
 
-def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
-    cost = StepCost({1: 0.001, 1000: 1.0})
-    budget = StepBudget(rows=400, prefill_rows=200)
+def test_each_prompt_takes_the_stated_share_of_the_others_time_on_average_and_none_of_their_nodes() -> None:
+    cost = StepCost({1: 0.010, 1001: 1.010})
+    budget = StepBudget(rows=400)
 
-    def nodes(pending: int) -> int:
-        able = [candidate("prompt", pending=pending), candidate("busy", nodes=60)]
-        plan = schedule(able, NOW, budget, evenly, cost)
-        assert isinstance(plan, StepPlan)
-        return sum(own.nodes for own in plan.allocations)
+    def shares(prompts: int) -> tuple[list[int], float]:
+        """Return the rows of prompts in each of 400 steps, and the mean of what they take of a plain step's time."""
+        found, seconds = [], budget.prompt_s
+        able = [candidate(f"prompt {i}", pending=10_000) for i in range(prompts)]
+        for _ in range(400):
+            decision = schedule(
+                [*able, candidate("busy", nodes=9)], NOW, replace(budget, prompt_s=seconds), by_acceptance, cost
+            )
+            assert isinstance(decision, StepPlan)
+            seconds = decision.prompt_s
+            assert sum(own.nodes for own in decision.allocations) == 9
+            found.append(sum(own.chain for own in decision.allocations) - 1)
+        return found, sum(found) * 0.001 / (len(found) * 0.010)
 
-    assert nodes(pending=500) == int(PROMPT_DELAY * 201)
-    assert nodes(pending=80) == 60  # read in this very step
+    for prompts in (0, 1, 3):
+        rows, share = shares(prompts)
+        assert share == pytest.approx(PROMPT_SHARE * prompts, rel=0.15)
+        assert all(one == 0 or one >= CHUNK for one in rows)
+    assert rows[0] == int(PROMPT_BURST_S / 0.001)
 
 
 def test_plain_rows_come_before_nodes_and_the_budget_holds() -> None:
-    budget = StepBudget(rows=10, prefill_rows=4)
+    budget = StepBudget(rows=10)
     shared = allocated(*(candidate(f"s{i}", nodes=6) for i in range(4)), budget=budget)
     assert [own.chain for own in shared] == [1, 1, 1, 1]
     assert sum(own.chain + own.nodes for own in shared) == 10
 
 
 def test_who_stepped_longest_ago_comes_first_when_not_all_fit() -> None:
-    budget = StepBudget(rows=2, prefill_rows=1)
+    budget = StepBudget(rows=2)
     three = [candidate(name, idle=True, skipped=steps) for name, steps in (("a", 0), ("b", 2), ("c", 1))]
     assert [own.session_id for own in allocated(*three, budget=budget)] == ["b", "c"]
 
