@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -137,19 +137,24 @@ def test_releases_reach_devices_and_are_taken_back_in_mid_session_without_a_toke
             if len(devices) == 2:
                 break
         long: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "temperature": 1.2, "seed": 1}
-        streams = {name: client.stream(PROMPTS[0], **long) for name, client in devices.items()}
-        for name, stream in streams.items():
-            assert stream.next() and stream.statistics.release == name
-        cluster.outrider("releases", "promote", trial)
-        until(lambda: streams[before].next() and streams[before].statistics.release == trial)
-        cluster.outrider("releases", "rollback", trial, "--key", publisher.variables["OUTRIDER_DISTILL_KEY"])
-        for name, stream in streams.items():
-            swaps = 2 if name == before else 1
-            until(lambda stream=stream, swaps=swaps: stream.next() and len(stream.statistics.swaps_s) == swaps)
-            assert stream.statistics.attaches == 1 and stream.statistics.release == before
-            stream.close()
-            tokens = stream.completion.token_ids
-            assert reference.differences(reference.ids(PROMPTS[0]), tokens, Sampling(temperature=1.2, seed=1)) == []
+
+        def swapped(clients: Iterable[Client], after: str, *command: object) -> None:
+            """Run a command while texts are written, each of which goes on with this release; compare tokens."""
+            streams = [client.stream(PROMPTS[0], **long) for client in clients]
+            first = [stream.next() and stream.statistics.release for stream in streams]
+            assert after not in first
+            cluster.outrider("releases", *command)
+            for stream in streams:
+                until(lambda stream=stream: stream.next() and len(stream.statistics.swaps_s) == 1)
+                assert stream.statistics.attaches == 1 and stream.statistics.release == after
+                stream.close()
+                tokens = stream.completion.token_ids
+                assert reference.differences(reference.ids(PROMPTS[0]), tokens, Sampling(temperature=1.2, seed=1)) == []
+
+        assert used(devices[trial]) == trial
+        swapped([devices[before]], trial, "promote", trial)
+        key = publisher.variables["OUTRIDER_DISTILL_KEY"]
+        swapped(devices.values(), before, "rollback", trial, "--key", key)
     assert shown(cluster, trial)["state"] in ("superseded", "rolled back")
 
 
