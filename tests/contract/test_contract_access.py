@@ -99,8 +99,8 @@ def attach(
 ) -> tuple[grpc.StatusCode, str]:
     """Open a stream by hand, send these Appends, and return how it ends and with what words."""
     sampling = session_pb2.Sampling(top_p=1.0, repetition_penalty=1.0)
-    opening = session_pb2.Attach(epoch=epoch or grant.epoch_first, prompt=prompt, sampling=sampling, max_tokens=64)
-    opening.ignore_eos = True
+    opening = session_pb2.Attach(epoch=epoch or grant.epoch_first, prompt=prompt, sampling=sampling, ignore_eos=True)
+    opening.max_tokens = 2000 if appends else 64  # so that the text has not ended before these arrive
 
     def messages() -> Iterator[session_pb2.ClientMessage]:
         yield session_pb2.ClientMessage(open=session_pb2.Open(session_id=session_id, attach=opening))
