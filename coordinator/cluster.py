@@ -64,7 +64,7 @@ class Child:
         timeout_s: float = START_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Its stderr goes line by line to `on_log`; it is inherited without one.
+        """Take a command, whose stderr goes line by line to `on_log`, or is inherited without one.
 
         cores: CPUs to pin it to, all if empty. environment: its variables, by default those of this process.
         """

@@ -219,12 +219,16 @@ def _chains(able: Sequence[StepCandidate], budget: StepBudget, cost: StepCost) -
     prefilling = sorted(
         (c for c in able if c.pending > 1), key=lambda c: (-c.skipped if c.skipped >= OVERDUE else 0, c.pending)
     )
+    if not prefilling:
+        chains = dict.fromkeys((c.session_id for c in generating[: budget.rows]), 1)
+        saved = budget.prompt_s + PROMPT_SHARE * cost.seconds(len(chains), len(generating))
+        return chains, min(PROMPT_BURST_S, saved)
     beside, steps = _with_prompts(len(generating), budget, cost)
     allowance = len(steps) - 1
-    if beside and prefilling:
+    if beside:
         by_time = int(np.searchsorted(steps, steps[0] + budget.prompt_s, side="right")) - 1
         allowance = min(allowance, max(CHUNK, by_time)) if budget.prompt_s > 0.0 else 0
-    chains = dict.fromkeys((c.session_id for c in generating[: beside if allowance and prefilling else budget.rows]), 1)
+    chains = dict.fromkeys((c.session_id for c in generating[: beside if allowance else budget.rows]), 1)
     left, scored = allowance, budget.scored_rows
     for candidate in prefilling:
         rows = min(candidate.pending, left, scored if candidate.scores else left)
@@ -234,6 +238,6 @@ def _chains(able: Sequence[StepCandidate], budget: StepBudget, cost: StepCost) -
         scored -= rows if candidate.scores else 0
     if not beside:
         return chains, PROMPT_BURST_S
-    earned = PROMPT_SHARE * max(1, len(prefilling)) * steps[0]
-    taken = steps[allowance - left] - steps[0] if prefilling else 0.0
+    earned = PROMPT_SHARE * len(prefilling) * steps[0]
+    taken = steps[allowance - left] - steps[0]
     return chains, float(min(PROMPT_BURST_S, budget.prompt_s + earned) - taken)

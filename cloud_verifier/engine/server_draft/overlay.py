@@ -114,9 +114,9 @@ class Overlay:
             self._last.append((session, verified.rows))
             for one in self._sources:
                 # What finds nothing takes little time, and n-grams find little at first.
-                if nodes.drafts.get(one.name) and nodes.device_near is not None:
+                if nodes.drafts.get(one.name):
                     outcome = nodes.own.get(one.name, SourceOutcome())
-                    one.gains[nodes.device_near].add(outcome.gain - price * outcome.added)
+                    one.gains[bool(nodes.device_near)].add(outcome.gain - price * outcome.added)
         nodes.end_step()
 
     def observe(self, executor: TargetExecutor) -> None:
