@@ -145,8 +145,10 @@ def test_releases_reach_devices_and_are_taken_back_in_mid_session_without_a_toke
             assert after not in first
             cluster.outrider("releases", *command)
             for stream in streams:
-                until(lambda stream=stream: stream.next() and len(stream.statistics.swaps_s) == 1)
-                assert stream.statistics.attaches == 1 and stream.statistics.release == after
+                # A device that has dropped a draft may draft by n-grams until it has the other one.
+                until(lambda stream=stream: stream.next() and stream.statistics.swaps_s)
+                until(lambda stream=stream: stream.next() and stream.statistics.release == after)
+                assert stream.statistics.attaches == 1
                 stream.close()
                 tokens = stream.completion.token_ids
                 assert reference.differences(reference.ids(PROMPTS[0]), tokens, Sampling(temperature=1.2, seed=1)) == []
