@@ -162,12 +162,14 @@ def decide(
 
     plain_s = float(step_s(0.0))
     views = _views(sessions, before, bounds, limits, priors, 500.0 * plain_s)
-    decisions = decide_together(views, step_s, verifier.step_ms / 1e3 or plain_s)
+    predicted_ms = max((decision.step_ms for decision in before.values()), default=0.0)
+    decisions = decide_together(views, step_s, (predicted_ms or verifier.step_ms) / 1e3 or plain_s)
     return {decision.session_id: decision for decision in decisions}
 
 
 def decide_together(views: Sequence[View], step_s: StepSeconds, length_s: float) -> list[pb.WindowDecision]:
-    """Return the windows of these sessions, but for those that their verifier decides. length_s: of a step as it is."""
+    """Return the windows of these sessions, but for those that their verifier decides. length_s: of a step as it is, or
+    as it was predicted."""
     for _ in range(ROUNDS):
         options = predict(views, length_s)
         chosen, price = choose(options, step_s)
@@ -344,12 +346,14 @@ def replay(
     half, waits, gains = rtt / 2.0, (wait > 0.0) & (rtt <= wait) & (k > 0), bool(server_gain.any())
     waiting, most = bool(waits.any()), np.minimum(k, depth)
     first = np.where(draft > 0.0, 1.0, 1e3)  # without drafting time all levels are drafted at once
-    begun, steps, levels = np.zeros((3, positions + 1, lanes))
+    counts = [len(history) for history in histories]
+    ends, last_ones = np.repeat(counts, shape[1]), {*counts}
+    lengths, all_steps, all_levels = np.zeros((3, lanes))
+    now, steps = np.zeros((2, lanes))
     taken, evaluated, owed, by_server, received = np.zeros((5, lanes))
     begins, unbroken = np.ones((2, lanes), dtype=bool)
     drafted = np.full(lanes, np.inf)
     for position in range(positions):
-        now = begun[position]
         np.minimum(drafted, received, out=drafted)
         np.maximum(drafted, known[position:].take(window_before), out=drafted)
         drafted += draft
@@ -368,19 +372,21 @@ def replay(
         drafted_since = np.floor(taken + first + (now - arrival) / np.maximum(draft, 1e-9))
         step_levels = np.where(in_time, np.minimum(most, drafted_since), taken)
         evaluated += step_levels * (unbroken & ~goes_on)
-        np.add(steps[position], begins, out=steps[position + 1])
+        steps += begins
         received = np.add(now, 1.0 + half, out=known[deepest + position])
         begins = ~(in_time & unbroken) | misses[position]
         if gains:
             begins &= by_server <= position
-        np.add(now, begins, out=begun[position + 1])
         taken = (taken + 1.0) * goes_on
-        np.add(evaluated, taken, out=levels[position + 1])
+        if position + 1 in last_ones:
+            last = ends == position + 1
+            np.copyto(lengths, now + 1.0, where=last)
+            np.copyto(all_steps, steps, where=last)
+            np.copyto(all_levels, evaluated + taken, where=last)
+        now += begins
         unbroken = goes_on | begins
         drafted += afresh[position]
-    ends, lane = np.array([len(history) for history in histories]).repeat(shape[1]), np.arange(lanes)
-    found = begun[ends - 1, lane] + 1.0, steps[ends, lane], levels[ends, lane]
-    return Replayed(*(each.reshape(shape) for each in found))
+    return Replayed(*(each.reshape(shape) for each in (lengths, all_steps, all_levels)))
 
 
 def _matrix(histories: Sequence[bytes], padding: int, width: int = 0) -> NDArray[np.uint8]:
@@ -506,6 +512,7 @@ def _decisions(
             observations=len(view.history),
             first_acceptance=view.history.count(HIT) / max(1, len(view.history)),
             max_k=max_k,
+            step_ms=1e3 * length_s,
         )
 
 

@@ -503,7 +503,7 @@ class WindowBounds(_message.Message):
     def __init__(self, window: _Optional[_Union[Window, _Mapping]] = ..., pinned: bool = ...) -> None: ...
 
 class WindowDecision(_message.Message):
-    __slots__ = ("session_id", "verifier_id", "window", "min_acceptance", "speedup", "tokens_per_step", "reason", "rtt_ms", "draft_ms", "observations", "first_acceptance", "bounds", "epoch", "max_k")
+    __slots__ = ("session_id", "verifier_id", "window", "min_acceptance", "speedup", "tokens_per_step", "reason", "rtt_ms", "draft_ms", "observations", "first_acceptance", "bounds", "epoch", "max_k", "step_ms")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +518,7 @@ class WindowDecision(_message.Message):
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MAX_K_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     verifier_id: str
     window: Window
@@ -532,7 +533,8 @@ class WindowDecision(_message.Message):
     bounds: WindowBounds
     epoch: int
     max_k: int
-    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., epoch: _Optional[int] = ..., max_k: _Optional[int] = ...) -> None: ...
+    step_ms: float
+    def __init__(self, session_id: _Optional[str] = ..., verifier_id: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., min_acceptance: _Optional[float] = ..., speedup: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., reason: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., observations: _Optional[int] = ..., first_acceptance: _Optional[float] = ..., bounds: _Optional[_Union[WindowBounds, _Mapping]] = ..., epoch: _Optional[int] = ..., max_k: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class WindowDecisions(_message.Message):
     __slots__ = ("decisions",)
