@@ -10,6 +10,10 @@ commits. `outside_ms` is the part of a step that is not the model's forward pass
 `generate`, and with `--vllm-python PATH` vLLM in that interpreter, each with one and with 16 requests that arrive at
 once. All compute in the same `--dtype`, on a CPU with one thread. `--device cuda` runs all of them on a GPU.
 
+`simulated` is the engine over a simulated GPU whose forward pass takes 15 ms, with 4 draft tokens for each session: the
+share of the time in which the GPU idles, with all sessions in each step and with two cohorts where the engine finds
+them faster.
+
 Caveat: sampling, grammars and penalties cost more than the greedy half of these sessions.
 """
 
@@ -34,6 +38,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.support import harness, vllm_generate
 from benchmarks.support.harness import Pair, rounded, say
+from benchmarks.support.simulated_gpu import idle_share
 from benchmarks.support.stepped_engine import GREEDY, ScriptedDevice, SteppedEngine
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.launcher import HUGE_PAGES
@@ -42,6 +47,7 @@ from outrider.core.sampling import SamplingParams
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 PROMPT = 232
+SIMULATED_S = 15e-3
 WARM = 2
 """Steps with all sessions in them that are not counted."""
 
@@ -57,9 +63,11 @@ class Setting:
     """Steps that are timed in each round."""
     output: int = 128
     """Tokens of each request that other engines answer, too."""
+    crowds: tuple[int, ...] = (16, 64, 256)
+    """Sessions over the simulated GPU, each of `output` tokens."""
 
 
-QUICK = Setting(sessions=(1, 16), nodes=(0, 8), rounds=1, steps=4, output=32)
+QUICK = Setting(sessions=(1, 16), nodes=(0, 8), rounds=1, steps=4, output=32, crowds=(16, 64))
 
 
 def row(engine: SteppedEngine, name: str, cases: Sequence[ScriptedDevice], nodes: int, s: Setting) -> dict[str, Any]:
@@ -162,6 +170,19 @@ def beside(
     return [{"engine": name} | dict(zip(names, each, strict=True)) for name, each in rates.items()]
 
 
+def simulated(s: Setting) -> list[dict[str, Any]]:
+    """Return what the engine makes of a simulated GPU, with one cohort and with two where they pay."""
+    found = []
+    for sessions in s.crowds:
+        for cohorts in (False, True):
+            share = idle_share(sessions, nodes=4, step_s=SIMULATED_S, cohorts=cohorts, tokens=s.output)
+            found.append(
+                {"sessions": sessions, "cohorts": cohorts} | {name: rounded(value, 4) for name, value in share.items()}
+            )
+            say(found[-1])
+    return found
+
+
 def measure(options: argparse.Namespace) -> None:
     disable_progress_bar()
     pair = Pair.of(options)
@@ -185,6 +206,7 @@ def measure(options: argparse.Namespace) -> None:
         f"Target in {engine.model.dtype} on {options.device}, prompts of {PROMPT} and outputs of {s.output} tokens.",
         rows,
         beside=compared,
+        simulated=simulated(s),
         outside_ms_per_session_step=crowded["outside_ms_per_session_step"],
     )
 

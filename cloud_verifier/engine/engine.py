@@ -7,6 +7,9 @@ The caller feeds the engine between steps:
         engine.start / append / cancel / update / stop ...
         for event in engine.step(): ...
 
+Where the target computes on a device of its own, sessions step in two cohorts if that is faster: one is computed while
+the other one is verified, committed and scheduled (`StepProfiler.cohorts_pay`).
+
 Rule numbers are those of docs/protocol.md.
 """
 
@@ -16,15 +19,15 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
+from cloud_verifier.engine.interface import Committed, Completion, Event, Failed, SessionRows, TargetExecutor
 from cloud_verifier.engine.nodes import tenant_acceptance
 from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, by_acceptance
-from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
+from cloud_verifier.engine.scheduler import StepCandidate, StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint
@@ -77,6 +80,15 @@ SCORED_BYTES = 256 << 20
 """Most memory of one step's logits, in float32, of rows that score prompts."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the target may still be computing. complete: as `TargetExecutor.launch` returns it."""
+
+    rows: Sequence[SessionRows]
+    sessions: frozenset[str]
+    complete: Completion
+
+
 class Engine:
     """Verifies continuously; the trees of many sessions share forward passes. Not thread-safe.
 
@@ -121,6 +133,12 @@ class Engine:
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
         self._admission = Admission(self.config, executor, self._profiler, self._live)
         self._history = SessionHistory()
+        self._launched: LaunchedStep | None = None
+        """The step whose forward pass may be under way; its sessions take part in no other one."""
+        self._in_cohorts = False
+        """Whether a step is left under way while the next one is prepared."""
+        self._held: list[Callable[[], None]] = []
+        """Calls for sessions of the launched step, for after their commit, in order."""
         self._outbox: list[Event] = []
         self._checked_stalled = clock()
         """When stalled sessions were last looked for."""
@@ -148,6 +166,7 @@ class Engine:
         tenant, share prefixes. draft_release: that the device drafts with at first. record: whether the session's
         tokens are recorded.
         """
+        self._complete_with(session_id)
         sampling = sampling_of(attach.sampling)
         check_attach(attach, limits, self._executor, allow_lossy_rules=self.config.allow_lossy_rules)
         newest = self._history.epoch(session_id)
@@ -198,7 +217,7 @@ class Engine:
         The message has passed `check_append`: its token ids are in the target's vocabulary.
         """
         self._decision = None
-        if (session := self._live.get(session_id)) is None:
+        if (session := self._live.get(session_id)) is None or self._holds(session_id, self.append, message):
             return
         try:
             session.append(message, self._clock())
@@ -208,12 +227,14 @@ class Engine:
     def cancel(self, session_id: str, message: Cancel) -> None:
         """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
         self._decision = None
+        self._complete_with(session_id)
         if (session := self._live.get(session_id)) is not None:
             self._publish(session, session.protocol.cancel(message))
 
     def stop(self, session_id: str) -> None:
         """End a session whose device has gone; its committed tokens are remembered for its next attach."""
         self._decision = None
+        self._complete_with(session_id)
         if (session := self._live.get(session_id)) is not None:
             self._close(session)
         self._ended.pop(session_id, None)
@@ -221,7 +242,7 @@ class Engine:
     def update(self, session_id: str, update: pb.SessionUpdate) -> None:
         """Set a session's directive, or the round trip to its device; what is not given stays."""
         self._decision = None
-        if (session := self._live.get(session_id)) is None:
+        if (session := self._live.get(session_id)) is None or self._holds(session_id, self.update, update):
             return
         if update.HasField("directive"):
             session.set_directive(update.directive)
@@ -230,13 +251,15 @@ class Engine:
 
     def set_draft_release(self, session_id: str, draft_release: str) -> None:
         """Note that the session's device drafts with another release from now on."""
-        if (session := self._live.get(session_id)) is not None:
+        if (session := self._live.get(session_id)) is None:
+            return
+        if not self._holds(session_id, self.set_draft_release, draft_release):
             session.draft_release = draft_release
             session.protocol.change_draft()
 
     def next_deadline(self) -> float | None:
         """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
-        if self._outbox:
+        if self._outbox or self._launched is not None:
             return float("-inf")
         now = self._clock()
         decision = self._decide(now)
@@ -245,8 +268,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward pass, if one is due, and return its events and those of the calls before.
 
-        A call may only draft for the next pass: then `next_deadline` says how soon it goes on, and what has come
-        meanwhile can be taken in before.
+        With two cohorts it begins one forward pass and ends the one before. A call may only draft for the next pass:
+        then `next_deadline` says how soon it goes on, and what has come meanwhile can be taken in before.
         """
         now = self._clock()
         if now >= self._checked_stalled + 1.0:
@@ -258,9 +281,14 @@ class Engine:
         if plan is not None:
             rows = [allocation.chain + allocation.nodes for allocation in plan.allocations]
             self.expected_s = self._profiler.expected_s(sum(rows), len(rows))
+            if self._launched is not None:
+                self.expected_s *= 2
         # After a draft the caller comes back with the nodes that have arrived meanwhile.
-        if not (plan is not None and self._draft(plan)) and isinstance(decision, StepPlan):
-            self._run(decision)
+        if not (plan is not None and self._draft(plan)):
+            if isinstance(decision, StepPlan):
+                self._run(decision)
+            elif self._launched is not None:
+                self._complete_alone()
         events, self._outbox = self._outbox, []
         return events
 
@@ -311,20 +339,32 @@ class Engine:
         decision = self._decision
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
             step, profiler = self.counters.steps, self._profiler
-            candidates = [session.candidate(step) for session in self._live.values()]
+            under_way = self._launched.sessions if self._launched is not None else frozenset[str]()
+            candidates = [session.candidate(step) for key, session in self._live.items() if key not in under_way]
+            if self._executor.overlaps:
+                candidates = self._cohort(candidates, len(under_way))
             decision = self._decision = schedule(
                 candidates, now, self._budget, self.allocation, profiler.cost, profiler.between_s
             )
-            if isinstance(decision, Wait):
+            if isinstance(decision, Wait) and not under_way:
                 profiler.idle()
         return decision
 
+    def _cohort(self, candidates: list[StepCandidate], under_way: int) -> list[StepCandidate]:
+        """Return the candidates that the next step may serve while so many other sessions are under way: of two cohorts
+        those that have waited longest, otherwise all, once no other step is under way."""
+        able = [candidate for candidate in candidates if candidate.may_step]
+        self._in_cohorts = self._profiler.cohorts_pay(len(able) + under_way)
+        if self._in_cohorts:
+            return sorted(able, key=lambda one: -one.skipped)[: -(-(len(able) + under_way) // 2)]
+        return [] if under_way else candidates
+
     def _run(self, plan: StepPlan) -> None:
-        """Run a step: add the nodes drafted for it, prepare its rows, and advance the sessions that have some."""
+        """Begin a step: add the nodes drafted for it, prepare its rows, and have the target compute them. Then end the
+        step before; and this one too, if the target can compute no other one meanwhile."""
         self._profiler.begin()
         self._decision = None
-        self._ask_sources(lambda: self._overlay.observe(self._executor), None)
-        self._executor.begin_step()
+        self._observe()
         plan = self._ask_sources(lambda: self._overlay.extend(plan, self._live, self.allocation, self._profiler), plan)
         self._profiler.lap("draft")
         self._budget = replace(self._budget, prompt_s=plan.prompt_s)
@@ -332,8 +372,11 @@ class Engine:
             self._live.move_to_end(session_id)
         self.counters.steps += 1
         rows = self._prepare(plan.allocations)
-        if rows:
-            self._advance(rows)
+        launched = self._launch(rows) if rows else None
+        self._complete()
+        self._launched = launched
+        if not self._in_cohorts:
+            self._complete()
         self._profiler.end()
 
     def _draft(self, plan: StepPlan) -> bool:
@@ -341,7 +384,7 @@ class Engine:
         if not self._overlay.has_sources:
             return False
         begun = time.perf_counter()
-        self._ask_sources(lambda: self._overlay.observe(self._executor), None)
+        self._observe()
         drafted = self._ask_sources(
             lambda: self._overlay.draft(plan, self._live, self.counters.steps, self._profiler), True
         )
@@ -349,6 +392,10 @@ class Engine:
             self._decision = None
             self._profiler.drafted(time.perf_counter() - begun)
         return drafted
+
+    def _observe(self) -> None:
+        """Let the verifier's sources see the last completed step, before the next one is completed."""
+        self._ask_sources(lambda: self._overlay.observe(self._executor), None)
 
     def _ask_sources(self, ask: Callable[[], _T], otherwise: _T) -> _T:
         """Return what the verifier's own sources answer; after an error that is none of theirs, go on without them."""
@@ -380,26 +427,78 @@ class Engine:
                 self._fail_internally(session, f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
-    def _advance(self, rows: Sequence[SessionRows]) -> None:
-        """Run the step and commit. If that fails, each session is tried alone, so that only one fails.
-
-        A failed run has changed nothing that another one needs. Until all sessions were tried nothing new is prepared,
-        so what one session releases or passes to the prefix cache keeps its content.
-        """
+    def _launch(self, rows: Sequence[SessionRows]) -> LaunchedStep | None:
+        """Have the target begin a step over prepared rows; None if it failed, and every session was tried alone."""
         try:
-            results = self._executor.run(rows, self._profiler.lap)
+            complete = self._executor.launch(rows, self._profiler.lap)
         except Unavailable:
             raise  # the target itself has gone, and no session is to blame
         except Exception as error:
-            log.exception("a forward pass over %d sessions failed", len(rows))
-            if len(rows) == 1:
-                self._fail_internally(rows[0].session, f"the forward pass failed: {type(error).__name__}")
-            else:
-                self.expected_s *= 1 + len(rows)
-                for one in rows:
-                    self._profiler.restart()
-                    self._advance([one])
+            self._complete()
+            self._try_alone(rows, error)
+            return None
+        return LaunchedStep(rows, frozenset(one.session.session_id for one in rows), complete)
+
+    def _complete(self) -> None:
+        """Verify and commit the launched step, if there is one, and make the calls that were held for its sessions."""
+        if (launched := self._launched) is None:
             return
+        self._launched = self._decision = None
+        try:
+            results = launched.complete(self._profiler.lap)
+        except Unavailable:
+            raise
+        except Exception as error:
+            self._try_alone(launched.rows, error)
+        else:
+            self._settle(launched.rows, results)
+        held, self._held = self._held, []
+        for call in held:
+            call()
+
+    def _complete_with(self, session_id: str) -> None:
+        """Complete the launched step if the session takes part in it."""
+        if self._launched is not None and session_id in self._launched.sessions:
+            self._complete_alone()
+
+    def _complete_alone(self) -> None:
+        """Complete the launched step without having launched another one."""
+        self._profiler.begin()
+        self._observe()
+        self._complete()
+        self._profiler.end()
+
+    def _holds(self, session_id: str, call: Callable[[str, _T], None], argument: _T) -> bool:
+        """Return whether a call is held until the session's commit, since the session's step is launched."""
+        if self._launched is None or session_id not in self._launched.sessions:
+            return False
+        self._held.append(lambda: call(session_id, argument))
+        return True
+
+    def _try_alone(self, rows: Sequence[SessionRows], error: Exception) -> None:
+        """Run a step that has failed once more, each session alone, so that only one fails.
+
+        A failed step has changed nothing that another one needs. Until all sessions were tried nothing new is prepared,
+        so what one session releases or passes to the prefix cache keeps its content.
+        """
+        log.error("a forward pass over %d sessions failed", len(rows), exc_info=error)
+        if len(rows) == 1:
+            self._fail_internally(rows[0].session, f"the forward pass failed: {type(error).__name__}")
+            return
+        self.expected_s *= 1 + len(rows)
+        for one in rows:
+            self._profiler.restart()
+            try:
+                results = self._executor.launch([one], self._profiler.lap)(self._profiler.lap)
+            except Unavailable:
+                raise
+            except Exception as again:
+                self._try_alone([one], again)
+            else:
+                self._settle([one], results)
+
+    def _settle(self, rows: Sequence[SessionRows], results: Sequence[Verified | OutriderError | None]) -> None:
+        """Commit what a step has found, or fail the sessions in which it failed."""
         ran, now, price = self._executor.rows_run(rows), self._clock(), self._profiler.min_acceptance
         tokens = 0
         for one, count, result in zip(rows, ran, results, strict=True):
@@ -421,6 +520,7 @@ class Engine:
                 sessions=sum(map(bool, ran)),
                 tokens=tokens,
                 prefilled=any(min(one.chain, count) > 1 for one, count in zip(rows, ran, strict=True)),
+                forward_s=self._executor.forward_s,
             )
 
     def _commit(self, rows: SessionRows, ran: int, verified: Verified | None, now: float, price: float) -> None:

@@ -38,6 +38,9 @@ class Failed:
 
 
 Event = Committed | Failed
+Lap = Callable[[str], None]
+"""To be called with the part of a step that has ended: "plan" when its rows are laid out, "forward" when the caller has
+its forward pass, and "verify" when it is verified."""
 
 
 @dataclass(slots=True)
@@ -69,11 +72,14 @@ class KVUsage:
     """Slots with tokens that no live session needs, available to any."""
 
 
+Completion = Callable[[Lap], list[Verified | OutriderError | None]]
+
+
 class TargetExecutor(Protocol):
     """Computes a target's rows, and holds the keys and values of sessions. Not thread-safe.
 
-    A session is admitted, begun, and ended; between begin and end it takes part in steps. In every step the engine
-    prepares the rows of each session, runs them together, and has the accepted ones kept.
+    A session is admitted, begun, and ended; between begin and end it takes part in steps, in one at a time. In every
+    step the engine prepares the rows of each session, has them computed together, and has the accepted ones kept.
     """
 
     label: str
@@ -82,6 +88,11 @@ class TargetExecutor(Protocol):
     eos_token_ids: tuple[int, ...]
     cost: StepCost
     """What steps cost as measured when the target was loaded; the engine goes on measuring."""
+    overlaps: bool
+    """Whether `launch` may return before the forward pass has ended, so that a step can be launched while the one
+    before is verified; its sessions are others."""
+    forward_s: float
+    """Seconds that the last completed step's forward pass took the target, whether the caller waited for it or not."""
 
     @property
     def unrecorded(self) -> int:
@@ -105,30 +116,26 @@ class TargetExecutor(Protocol):
     def begin(self, session: EngineSession) -> None:
         """Reserve what an admitted session can take; the session that it replaces has ended by now."""
 
-    def begin_step(self) -> None:
-        """Begin a step: forget what was prepared, or recorded and not taken, in the last one."""
-
     def prepare(self, rows: SessionRows) -> None:
         """Lay out a session's rows of the next step. If this raises, that session fails and no other."""
 
-    def run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
-        """Run a step over prepared rows; per session return its path, its error, or None if its prompt goes on.
+    def launch(self, rows: Sequence[SessionRows], lap: Lap) -> Completion:
+        """Begin a step over prepared rows; the function that is returned ends it, and gives per session its path, its
+        error, or None if its prompt goes on. Steps are completed in the order in which they were launched.
 
         Rows of known tokens that score the prompt (`EngineSession.scored_rows`) give log-probabilities, which the
         session gets by `score` or `scores`; a target may also give them all together with the first token.
-        lap: to be called with "plan" when the step is planned, "forward" when its forward pass has ended, and "verify"
-        when it is verified.
-        Raises Unavailable if the target has gone. After any other exception nothing has changed: the caller may try
+        Both raise Unavailable if the target has gone. After any other exception nothing has changed: the caller may try
         the same rows again, session by session.
         """
 
     def rows_run(self, rows: Sequence[SessionRows]) -> Sequence[int]:
-        """Return how many rows of each session the last run has computed: fewer than it was given if the target found
-        no room for the session, or more of its prompt in the prefix cache than was known."""
+        """Return how many rows of each session the last completed step has computed: fewer than it was given if the
+        target found no room for the session, or more of its prompt in the prefix cache than was known."""
 
     def hidden_states(self, session: EngineSession) -> torch.Tensor | None:
         """Return the states `[1 + nodes, H]`, which the output layer read, of the last known token and the nodes of a
-        session in the last step; None where the target does not give them. To be called before the next step."""
+        session in the last completed step; None where the target does not give them."""
 
     def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
         """Keep the keys and values of a session's chain and accepted nodes, and set `session.computed`.

@@ -16,6 +16,9 @@ PARTS = ("between", "draft", "plan", "forward", "verify", "commit")
 FURTHER_NODES = 8
 """Number of nodes over which the cost of one more is averaged."""
 
+COHORTS_GAIN = 0.95
+"""Share of a joint step's time that two cohorts' steps may take at most to be preferred."""
+
 LIMIT_S = 4.0
 """Longest time of all measurements at load; if it is too short for large steps, those are extrapolated."""
 SESSIONS = 8
@@ -35,6 +38,8 @@ class StepProfiler:
         self._counters = counters
         self._parts_s = {part: MovingAverage() for part in PARTS}
         self._between_s = MovingAverage()
+        self._host_s = MovingAverage()
+        """Of a session in a step: planning, verification and commit."""
         self._rows = MovingAverage()
         self._sessions = MovingAverage()
         self._tokens = MovingAverage()
@@ -89,20 +94,38 @@ class StepProfiler:
         prompt get slower as it grows."""
         return max(self.cost.seconds(rows, sessions), self._last_s)
 
-    def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
-        """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""
+    def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool, forward_s: float) -> None:
+        """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed. forward_s:
+        of its forward pass, whose part is shorter if another step was worked on meanwhile.
+
+        With two cohorts the time of planning is that of the other one's next step, which is of the same kind.
+        """
         parts = self._current_s
         count_step(self._counters, parts, rows)
-        self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
+        host_s = sum(parts.get(part, 0.0) for part in ("plan", "verify", "commit"))
+        self.cost.observe(rows, sessions, forward_s + host_s)
         if prefilled:
             return
         for part, seconds in parts.items():
             self._parts_s[part].add(seconds)
         if self._followed:
             self._between_s.add(parts["between"])
+        self._host_s.add(host_s / sessions)
         self._rows.add(rows)
         self._sessions.add(sessions)
         self._tokens.add(tokens)
+
+    def cohorts_pay(self, sessions: int) -> bool:
+        """Return whether so many sessions get on faster in two cohorts of which one is computed while the host works
+        for the other: where the forward pass of half of them takes little more than half of the time, and the host is
+        busy long enough."""
+        if sessions < 2 or not self._sessions.value:
+            return False
+        each, host_s = self._rows.value / self._sessions.value, sessions * self._host_s.value
+        half = -(-sessions // 2)
+        half_s = self.cost.seconds(round(each * half), half) - host_s / 2
+        whole_s = self.cost.seconds(round(each * sessions), sessions)
+        return 2.0 * max(half_s, host_s / 2) < COHORTS_GAIN * whole_s
 
     @property
     def parts_ms(self) -> dict[str, float]:

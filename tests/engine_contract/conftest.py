@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from engine_builds import BUILDS, CONFIG, Build, grammars_for
+from engine_builds import BUILDS, COHORTS, CONFIG, Build, grammars_for
+from late_target import always_in_cohorts
 from served_devices import Served
 
 from cloud_verifier.engine.config import EngineConfig
@@ -15,13 +16,15 @@ from cloud_verifier.engine.engine import Engine
 
 
 @pytest.fixture(params=list(BUILDS))
-def build(request: pytest.FixtureRequest) -> Build:
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Build:
     """Return a function that makes an executor of one kind; skips a kind that is not installed here."""
     kind: str = request.param
     if kind == "vllm" and "OUTRIDER_REQUIRE_VLLM" not in os.environ and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed in this environment; make test-vllm has one")
-    if kind == "torch" and importlib.util.find_spec("llama_cpp") is None:
+    if kind != "vllm" and importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("this environment is vLLM's; our own backend is tested where its versions are")
+    if kind == COHORTS:
+        always_in_cohorts(monkeypatch)
     return BUILDS[kind]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from late_target import compute_late
 from small_pair import TARGET
 
 from cloud_verifier.engine.config import EngineConfig
@@ -16,6 +17,7 @@ CONFIG = EngineConfig(kv_slots=8_192, token_budget=128, max_sessions=16)
 NODES = 8
 """The most nodes of a session in a step, by vLLM's settings; the other engines take as many as are granted."""
 
+COHORTS = "torch, two cohorts"
 Build = Callable[[EngineConfig], TargetExecutor]
 
 
@@ -28,6 +30,10 @@ def _torch(config: EngineConfig) -> TargetExecutor:
         _LOADED["torch"] = TargetModel.load(TARGET, dtype="float32")
         check_numerics(_LOADED["torch"])
     return TorchExecutor(_LOADED["torch"], config)
+
+
+def _cohorts(config: EngineConfig) -> TargetExecutor:
+    return compute_late(_torch(config))
 
 
 def _vllm(config: EngineConfig) -> TargetExecutor:
@@ -50,4 +56,4 @@ def grammars_for(executor: TargetExecutor) -> Grammars:
 
 
 _LOADED: dict[str, object] = {}
-BUILDS: dict[str, Build] = {"torch": _torch, "vllm": _vllm}
+BUILDS: dict[str, Build] = {"torch": _torch, COHORTS: _cohorts, "vllm": _vllm}

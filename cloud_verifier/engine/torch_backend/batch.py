@@ -101,4 +101,7 @@ class PackedBatch:
 
 def _tensor(parts: Sequence[Ints], device: torch.device | str) -> torch.Tensor:
     joined = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-    return torch.from_numpy(joined).to(device)
+    copied = torch.from_numpy(joined)
+    if torch.device(device).type != "cuda":
+        return copied.to(device)
+    return copied.pin_memory().to(device, non_blocking=True)  # else the host would wait for the forward pass before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -11,13 +13,13 @@ import torch
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.device_sampling import DeviceSampler, SessionWalk, walk_together
-from cloud_verifier.engine.interface import KVUsage, SessionRows
+from cloud_verifier.engine.interface import Completion, KVUsage, Lap, SessionRows
 from cloud_verifier.engine.recording import Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
-from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.model import TargetModel, Timer
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded, Unavailable
 from outrider.core.step_cost import KNOTS, StepCost
@@ -53,11 +55,15 @@ class TorchExecutor:
         self.slots: dict[EngineSession, SessionSlots] = {}
         self._prefix_cache = config.prefix_cache
         self._segments: dict[EngineSession, Segment] = {}
-        """Rows of the current step."""
+        """Rows that are prepared and not kept yet."""
         self._hidden: dict[EngineSession, torch.Tensor] = {}
-        """Hidden states of the current step's last known tokens and nodes."""
+        """Hidden states of the last completed step's last known tokens and nodes."""
         self._recording = Recording(config.record_top)
-        self._device_sampler = DeviceSampler.on(model.device)
+        self.device_sampler = DeviceSampler.on(model.device)
+        self.forward_s = 0.0
+        self.overlaps = model.device.type == "cuda"
+        self._stream = torch.cuda.Stream(model.device) if self.overlaps else None
+        """Verifies a step, so that it need not wait for the next one's forward pass."""
 
     @property
     def usage(self) -> KVUsage:
@@ -97,36 +103,56 @@ class TorchExecutor:
     def ready_for(self, grammar: str) -> bool:
         return True  # this process alone chooses tokens
 
-    def begin_step(self) -> None:
-        self._segments.clear()
-        self._hidden.clear()
-        self._recording.clear()
-
     def prepare(self, rows: SessionRows) -> None:
         session = rows.session
         segment, scored = self.slots[session].segment(rows.chain, rows.batch), session.scored_rows(rows.chain)
         self._segments[session] = replace(segment, scored=scored) if scored else segment
 
-    def run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
-        """Raises Unavailable if the device has failed: until the process ends, it computes nothing more."""
+    def launch(self, rows: Sequence[SessionRows], lap: Lap) -> Completion:
+        """Raises Unavailable, as does the function returned, if the device has failed: until the process ends, it
+        computes nothing more."""
+        with self._watched():
+            packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
+            plan = self.model.attention.plan(packed.segments, self.pool)
+            lap("plan")
+            timer = self.model.timer()
+            logits, states = self.model.forward(packed, plan), self.model.states
+            timer.stop()
+        return partial(self._complete, rows, packed.logit_starts, logits, states, timer)
+
+    def _complete(
+        self,
+        rows: Sequence[SessionRows],
+        starts: Sequence[int],
+        logits: torch.Tensor,
+        states: torch.Tensor | None,
+        timer: Timer,
+        lap: Lap,
+    ) -> list[Verified | OutriderError | None]:
+        with self._watched(), self._beside():
+            self.forward_s = timer.seconds()
+            lap("forward")
+            results = self._verify(rows, starts, logits)
+            self._hidden.clear()
+            for one, start in zip(rows, starts, strict=True):
+                if one.batch is not None and states is not None:
+                    self._hidden[one.session] = states[start : start + 1 + len(one.batch.ids)]
+            lap("verify")
+        return results
+
+    def _beside(self) -> AbstractContextManager[object]:
+        """Return a context in which the device's work does not wait for a forward pass that was begun before."""
+        return torch.cuda.stream(self._stream)  # None changes nothing
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raise Unavailable in place of any exception if the device has failed."""
         try:
-            return self._run(rows, lap)
+            yield
         except Exception as error:
             if works(self.model.device):
                 raise
             raise Unavailable(f"{self.model.hardware} has failed: {str(error).splitlines()[0]}") from error
-
-    def _run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
-        packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
-        lap("plan")
-        logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self.pool))
-        lap("forward")
-        results = self._verify(rows, packed.logit_starts, logits)
-        for one, start in zip(rows, packed.logit_starts, strict=True):
-            if one.batch is not None and self.model.states is not None:
-                self._hidden[one.session] = self.model.states[start : start + 1 + len(one.batch.ids)]
-        lap("verify")
-        return results
 
     def hidden_states(self, session: EngineSession) -> torch.Tensor | None:
         """Return None also if the model does not keep them (`TargetModel.keep_states`)."""
@@ -138,12 +164,13 @@ class TorchExecutor:
     def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
         session = rows.session
         slots = self.slots[session]
-        slots.keep(self._segments[session], accepted)
+        slots.keep(self._segments.pop(session), accepted)
         if rows.batch is not None and self._prefix_cache and not slots.shared:
             slots.share()  # a prompt serves other sessions at once, not only after this one's end
         session.computed = len(slots.table)
 
     def end(self, session: EngineSession, *, cache: bool) -> None:
+        self._segments.pop(session, None)
         slots = self.slots.pop(session, None)
         if slots is None:
             return
@@ -152,7 +179,8 @@ class TorchExecutor:
         slots.release()
 
     def take_recorded(self) -> list[pb.EngineEvent]:
-        return self._recording.take()
+        with self._beside():
+            return self._recording.take()
 
     def _verify(
         self, rows: Sequence[SessionRows], starts: Sequence[int], logits: torch.Tensor
@@ -171,7 +199,7 @@ class TorchExecutor:
                 raise
             except Exception as error:
                 results[session] = InternalError(str(error))
-        walk_together(logits, [*walks.values()], self._device_sampler)
+        walk_together(logits, [*walks.values()], self.device_sampler)
         for session, walk in walks.items():
             if (failure := walk.error) is not None:
                 results[session] = failure if isinstance(failure, BadRequest) else InternalError(str(failure))

@@ -14,6 +14,7 @@ import platform
 import re
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -153,6 +154,10 @@ class TargetModel:
             return torch.cuda.get_device_name(self.device)
         return _cpu_name()
 
+    def timer(self) -> Timer:
+        """Return a timer of the forward pass that is called next."""
+        return Timer(self.device)
+
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
         """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
@@ -262,6 +267,30 @@ def _padded(rows: torch.Tensor, least: int) -> torch.Tensor:
     count = rows.shape[-1]
     missing = least - count if count else 0
     return torch.cat([rows, rows[..., -1:].expand(*rows.shape[:-1], missing)], dim=-1) if missing > 0 else rows
+
+
+class Timer:
+    """Times a forward pass on a device. A GPU's is over some time after its call has returned."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        self._seconds = -perf_counter()
+        if self._events:
+            self._events[0].record(torch.cuda.current_stream(device))
+
+    def stop(self) -> None:
+        """Note the end of the work that was given to the device so far."""
+        self._seconds += perf_counter()
+        if self._events:
+            self._events[1].record(torch.cuda.current_stream(self._events[0].device))
+
+    def seconds(self) -> float:
+        """Return how long the forward pass took, as soon as it is over."""
+        if self._events:
+            begun, ended = self._events
+            ended.synchronize()
+            self._seconds = 1e-3 * begun.elapsed_time(ended)
+        return self._seconds
 
 
 class _Probe:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import KVUsage, SessionRows
+from cloud_verifier.engine.interface import Completion, KVUsage, Lap, SessionRows
 from cloud_verifier.engine.recording import put_distributions, recorded_event
 from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import Capabilities, EngineSession
@@ -47,6 +48,8 @@ class VllmExecutor:
         self.label = label
         self.eos_token_ids = eos_token_ids
         self.cost = StepCost({1: 1e-3})
+        self.overlaps = False
+        self.forward_s = 0.0
         self.capabilities = Capabilities(
             trees=False,
             nodes_per_step=core.scheduler.num_spec_tokens,
@@ -122,19 +125,24 @@ class VllmExecutor:
     def begin(self, session: EngineSession) -> None:
         self._core.add_request(self._requests[session])
 
-    def begin_step(self) -> None:
-        self._recorded.clear()
-
     def prepare(self, rows: SessionRows) -> None:
         """Do nothing: vLLM's scheduler lays out the rows."""
 
-    def run(self, rows: Sequence[SessionRows], lap: Callable[[str], None]) -> list[Verified | OutriderError | None]:
+    def launch(self, rows: Sequence[SessionRows], lap: Lap) -> Completion:
+        """Run the step: vLLM's core returns when it has ended."""
         self._scheduler.plan = {
             self._requests[one.session].request_id: RequestRows(one.chain, one.batch.tokens if one.batch else ())
             for one in rows
         }
         lap("plan")
+        begun = time.perf_counter()
         outputs = self._step()
+        self.forward_s = time.perf_counter() - begun
+        return partial(self._complete, rows, outputs)
+
+    def _complete(
+        self, rows: Sequence[SessionRows], outputs: dict[str, Any], lap: Lap
+    ) -> list[Verified | OutriderError | None]:
         lap("forward")
         results = [self._result(one, outputs.get(self._requests[one.session].request_id)) for one in rows]
         for session, request in self._requests.items():
