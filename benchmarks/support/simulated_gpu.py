@@ -35,7 +35,6 @@ from outrider.core.step_cost import StepCost
 VOCABULARY = 50_000
 PROMPT = 128
 
-
 _Position = TypeVar("_Position", int, NDArray[np.int64])
 
 
@@ -58,8 +57,9 @@ class SimulatedGpu:
     device = torch.device("cpu")
     states = None
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, *, overlaps: bool) -> None:
         self.step_s = step_s
+        self.overlaps = overlaps
         self.idle_s = self.host_s = 0.0
         self.now = 0.0
         """Seconds that the engine has worked or waited."""
@@ -128,12 +128,11 @@ def idle_share(sessions: int, *, nodes: int, step_s: float, cohorts: bool, token
     cohorts: whether the engine may step in two cohorts. Devices are near, and offer `nodes` draft tokens each time.
     Raises InternalError if a session fails or receives other tokens than the target's.
     """
-    gpu = SimulatedGpu(step_s)
+    gpu = SimulatedGpu(step_s, overlaps=cohorts)
     slots = sessions * (PROMPT + tokens + LIMITS.nodes)
     config = EngineConfig(kv_slots=slots, token_budget=2_048, max_sessions=sessions, first_token_s=1e6)
     cost = StepCost({1: step_s, config.token_budget: step_s})
     executor = TorchExecutor(cast("TargetModel", gpu), config, cost)
-    executor.overlaps = cohorts
     executor.device_sampler = cast("DeviceSampler", gpu)
     engine = Engine(executor, config, clock=lambda: gpu.now)
     engine.allocation = lambda each, rows, cost: (tuple(map(len, each)), ())

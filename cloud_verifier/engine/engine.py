@@ -82,11 +82,13 @@ SCORED_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that the target may still be computing. complete: as `TargetExecutor.launch` returns it."""
+    """A step that the target may still be computing. ids: of its sessions. complete: as `TargetExecutor.launch` returns
+    it."""
 
     rows: Sequence[SessionRows]
-    sessions: frozenset[str]
+    ids: frozenset[str]
     complete: Completion
+    expected_s: float
 
 
 class Engine:
@@ -135,10 +137,8 @@ class Engine:
         self._history = SessionHistory()
         self._launched: LaunchedStep | None = None
         """The step whose forward pass may be under way; its sessions take part in no other one."""
-        self._in_cohorts = False
-        """Whether a step is left under way while the next one is prepared."""
-        self._held: list[Callable[[], None]] = []
-        """Calls for sessions of the launched step, for after their commit, in order."""
+        self._held: list[tuple[str, Callable[[], None]]] = []
+        """Session ids and calls for sessions of the launched step, for after their commit, in order."""
         self._outbox: list[Event] = []
         self._checked_stalled = clock()
         """When stalled sessions were last looked for."""
@@ -166,7 +166,8 @@ class Engine:
         tenant, share prefixes. draft_release: that the device drafts with at first. record: whether the session's
         tokens are recorded.
         """
-        self._complete_with(session_id)
+        if self._launched is not None and session_id in self._launched.ids:
+            self._complete_alone()
         sampling = sampling_of(attach.sampling)
         check_attach(attach, limits, self._executor, allow_lossy_rules=self.config.allow_lossy_rules)
         newest = self._history.epoch(session_id)
@@ -217,7 +218,7 @@ class Engine:
         The message has passed `check_append`: its token ids are in the target's vocabulary.
         """
         self._decision = None
-        if (session := self._live.get(session_id)) is None or self._holds(session_id, self.append, message):
+        if (session := self._live.get(session_id)) is None or self._hold(session_id, self.append, message):
             return
         try:
             session.append(message, self._clock())
@@ -227,14 +228,14 @@ class Engine:
     def cancel(self, session_id: str, message: Cancel) -> None:
         """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
         self._decision = None
-        self._complete_with(session_id)
-        if (session := self._live.get(session_id)) is not None:
+        if (session := self._live.get(session_id)) is not None and not self._hold(session_id, self.cancel, message):
             self._publish(session, session.protocol.cancel(message))
 
     def stop(self, session_id: str) -> None:
         """End a session whose device has gone; its committed tokens are remembered for its next attach."""
         self._decision = None
-        self._complete_with(session_id)
+        if self._hold(session_id, self.stop):
+            return
         if (session := self._live.get(session_id)) is not None:
             self._close(session)
         self._ended.pop(session_id, None)
@@ -242,7 +243,7 @@ class Engine:
     def update(self, session_id: str, update: pb.SessionUpdate) -> None:
         """Set a session's directive, or the round trip to its device; what is not given stays."""
         self._decision = None
-        if (session := self._live.get(session_id)) is None or self._holds(session_id, self.update, update):
+        if (session := self._live.get(session_id)) is None or self._hold(session_id, self.update, update):
             return
         if update.HasField("directive"):
             session.set_directive(update.directive)
@@ -253,7 +254,7 @@ class Engine:
         """Note that the session's device drafts with another release from now on."""
         if (session := self._live.get(session_id)) is None:
             return
-        if not self._holds(session_id, self.set_draft_release, draft_release):
+        if not self._hold(session_id, self.set_draft_release, draft_release):
             session.draft_release = draft_release
             session.protocol.change_draft()
 
@@ -282,7 +283,7 @@ class Engine:
             rows = [allocation.chain + allocation.nodes for allocation in plan.allocations]
             self.expected_s = self._profiler.expected_s(sum(rows), len(rows))
             if self._launched is not None:
-                self.expected_s *= 2
+                self.expected_s += self._launched.expected_s
         # After a draft the caller comes back with the nodes that have arrived meanwhile.
         if not (plan is not None and self._draft(plan)):
             if isinstance(decision, StepPlan):
@@ -293,7 +294,7 @@ class Engine:
         return events
 
     def take_recorded(self) -> list[pb.EngineEvent]:
-        """Return, once, events of the last step's tokens in recorded sessions. The caller should send the step's events
+        """Return, once, events of the last steps' tokens in recorded sessions. The caller should send the steps' events
         before, since the target's distributions are computed now."""
         return self._executor.take_recorded()
 
@@ -338,31 +339,43 @@ class Engine:
         """Return the decision, which stands until something changes or, if it is to wait, until the time has come."""
         decision = self._decision
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
-            step, profiler = self.counters.steps, self._profiler
-            under_way = self._launched.sessions if self._launched is not None else frozenset[str]()
+            step = self.counters.steps
+            under_way = self._launched.ids if self._launched is not None else frozenset[str]()
             candidates = [session.candidate(step) for key, session in self._live.items() if key not in under_way]
-            if self._executor.overlaps:
-                candidates = self._cohort(candidates, len(under_way))
-            decision = self._decision = schedule(
-                candidates, now, self._budget, self.allocation, profiler.cost, profiler.between_s
-            )
+            cohort = self._cohort(candidates, len(under_way))
+            decision = self._schedule(cohort, now)
             if isinstance(decision, Wait) and not under_way:
-                profiler.idle()
+                if len(cohort) < len(candidates):  # while these wait for their devices, others may have nodes
+                    decision = self._schedule(candidates, now)
+                if isinstance(decision, Wait):
+                    self._profiler.idle()
+            self._decision = decision
         return decision
 
+    def _schedule(self, candidates: list[StepCandidate], now: float) -> StepPlan | Wait:
+        cost, between_s = self._profiler.cost, self._profiler.between_s
+        return schedule(candidates, now, self._budget, self.allocation, cost, between_s)
+
     def _cohort(self, candidates: list[StepCandidate], under_way: int) -> list[StepCandidate]:
-        """Return the candidates that the next step may serve while so many other sessions are under way: of two cohorts
-        those that have waited longest, otherwise all, once no other step is under way."""
-        able = [candidate for candidate in candidates if candidate.may_step]
-        self._in_cohorts = self._profiler.cohorts_pay(len(able) + under_way)
-        if self._in_cohorts:
-            return sorted(able, key=lambda one: -one.skipped)[: -(-(len(able) + under_way) // 2)]
-        return [] if under_way else candidates
+        """Return the candidates that the next step may serve while so many sessions are under way.
+
+        With two cohorts that is half of all that generate, those that have waited longest, and every prompt; but no
+        prompt alone, which would take all of the target's time from those under way. With one it is all of them, as
+        soon as none is under way. The verifier's heads read what the last step computed, so with them there is one.
+        """
+        generating = [candidate for candidate in candidates if candidate.may_step and candidate.pending == 1]
+        overlaps = self._executor.overlaps and not self._overlay.wants_hidden
+        two = overlaps and self._profiler.cohorts_pay(len(generating) + under_way)
+        self._profiler.cohorts = 2 if two else 1
+        if not two:
+            return [] if under_way else candidates
+        half = sorted(generating, key=lambda one: -one.skipped)[: -(-(len(generating) + under_way) // 2)]
+        return [*half, *(candidate for candidate in candidates if candidate.pending > 1)] if half else []
 
     def _run(self, plan: StepPlan) -> None:
-        """Begin a step: add the nodes drafted for it, prepare its rows, and have the target compute them. Then end the
-        step before; and this one too, if the target can compute no other one meanwhile."""
-        self._profiler.begin()
+        """Begin a step: add the nodes drafted for it, prepare its rows, and have the target compute them. Then complete
+        the step before; and this one too, if there is only one cohort."""
+        self._begin_laps()
         self._decision = None
         self._observe()
         plan = self._ask_sources(lambda: self._overlay.extend(plan, self._live, self.allocation, self._profiler), plan)
@@ -375,7 +388,7 @@ class Engine:
         launched = self._launch(rows) if rows else None
         self._complete()
         self._launched = launched
-        if not self._in_cohorts:
+        if self._profiler.cohorts == 1:
             self._complete()
         self._profiler.end()
 
@@ -437,7 +450,7 @@ class Engine:
             self._complete()
             self._try_alone(rows, error)
             return None
-        return LaunchedStep(rows, frozenset(one.session.session_id for one in rows), complete)
+        return LaunchedStep(rows, frozenset(one.session.session_id for one in rows), complete, self.expected_s)
 
     def _complete(self) -> None:
         """Verify and commit the launched step, if there is one, and make the calls that were held for its sessions."""
@@ -453,26 +466,29 @@ class Engine:
         else:
             self._settle(launched.rows, results)
         held, self._held = self._held, []
-        for call in held:
-            call()
-
-    def _complete_with(self, session_id: str) -> None:
-        """Complete the launched step if the session takes part in it."""
-        if self._launched is not None and session_id in self._launched.sessions:
-            self._complete_alone()
+        for session_id, call in held:
+            try:
+                call()
+            except Exception as error:
+                if (session := self._live.get(session_id)) is not None:
+                    self._fail_internally(session, f"a message cannot be taken: {type(error).__name__}")
 
     def _complete_alone(self) -> None:
         """Complete the launched step without having launched another one."""
-        self._profiler.begin()
+        self._begin_laps()
         self._observe()
         self._complete()
         self._profiler.end()
 
-    def _holds(self, session_id: str, call: Callable[[str, _T], None], argument: _T) -> bool:
-        """Return whether a call is held until the session's commit, since the session's step is launched."""
-        if self._launched is None or session_id not in self._launched.sessions:
+    def _begin_laps(self) -> None:
+        """Begin to time a step; what a launched one has taken so far is counted with it."""
+        self._profiler.begin(goes_on=self._launched is not None)
+
+    def _hold(self, session_id: str, call: Callable[..., None], *arguments: object) -> bool:
+        """Keep a call until the session's commit if its step is launched; return whether it is kept."""
+        if self._launched is None or session_id not in self._launched.ids:
             return False
-        self._held.append(lambda: call(session_id, argument))
+        self._held.append((session_id, lambda: call(session_id, *arguments)))
         return True
 
     def _try_alone(self, rows: Sequence[SessionRows], error: Exception) -> None:

@@ -73,6 +73,7 @@ class KVUsage:
 
 
 Completion = Callable[[Lap], list[Verified | OutriderError | None]]
+"""Verifies a launched step, as soon as its forward pass has ended."""
 
 
 class TargetExecutor(Protocol):
@@ -88,11 +89,13 @@ class TargetExecutor(Protocol):
     eos_token_ids: tuple[int, ...]
     cost: StepCost
     """What steps cost as measured when the target was loaded; the engine goes on measuring."""
-    overlaps: bool
-    """Whether `launch` may return before the forward pass has ended, so that a step can be launched while the one
-    before is verified; its sessions are others."""
     forward_s: float
     """Seconds that the last completed step's forward pass took the target, whether the caller waited for it or not."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether `launch` returns before the forward pass has ended, so that a step may be launched while the
+        one before is verified; its sessions are others."""
 
     @property
     def unrecorded(self) -> int:
@@ -121,12 +124,13 @@ class TargetExecutor(Protocol):
 
     def launch(self, rows: Sequence[SessionRows], lap: Lap) -> Completion:
         """Begin a step over prepared rows; the function that is returned ends it, and gives per session its path, its
-        error, or None if its prompt goes on. Steps are completed in the order in which they were launched.
+        error, or None if its prompt goes on. Steps are completed in the order in which they were launched; only what is
+        tried again after a failure may overtake one.
 
         Rows of known tokens that score the prompt (`EngineSession.scored_rows`) give log-probabilities, which the
         session gets by `score` or `scores`; a target may also give them all together with the first token.
-        Both raise Unavailable if the target has gone. After any other exception nothing has changed: the caller may try
-        the same rows again, session by session.
+        Launching and completing raise Unavailable if the target has gone. After any other exception nothing has
+        changed: the caller may try the same rows again, session by session.
         """
 
     def rows_run(self, rows: Sequence[SessionRows]) -> Sequence[int]:
@@ -150,4 +154,5 @@ class TargetExecutor(Protocol):
         """
 
     def take_recorded(self) -> list[pb.EngineEvent]:
-        """Return, once, the events of the last step's tokens in sessions with `record` set; never raises."""
+        """Return, once, the events of tokens verified since in sessions with `record` set; never raises. Until then the
+        logits of these steps are kept."""

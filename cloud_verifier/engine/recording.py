@@ -36,7 +36,7 @@ _Noted = tuple[torch.Tensor, tuple[int, ...], pb.EngineEvent]
 
 
 class Recording:
-    """Keeps the tokens of recorded sessions in the last step until they are taken."""
+    """Keeps the tokens of recorded sessions until they are taken, and the logits of their steps."""
 
     def __init__(self, top: int) -> None:
         """Record K = `top` likeliest ids of each position."""
@@ -44,9 +44,6 @@ class Recording:
         self._noted: list[_Noted] = []
         self.lost = 0
         """Number of tokens that were not recorded because of a failure here."""
-
-    def clear(self) -> None:
-        self._noted.clear()
 
     def note(self, session: EngineSession, verified: Verified, logits: torch.Tensor, first_row: int) -> None:
         """Keep a session's verified tokens before they are committed; never raises.
@@ -60,7 +57,7 @@ class Recording:
             self.lose(len(verified.tokens))
 
     def take(self) -> list[pb.EngineEvent]:
-        """Return, once, what was noted since the step began. Waits for the accelerator; never raises."""
+        """Return, once, what was noted since. Waits for the accelerator; never raises."""
         noted, self._noted = self._noted, []
         if not noted:
             return []

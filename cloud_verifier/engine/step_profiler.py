@@ -35,6 +35,8 @@ class StepProfiler:
 
     def __init__(self, cost: StepCost, counters: pb.EngineCounters) -> None:
         self.cost = cost
+        self.cohorts = 1
+        """Of sessions, which step in turn."""
         self._counters = counters
         self._parts_s = {part: MovingAverage() for part in PARTS}
         self._between_s = MovingAverage()
@@ -64,12 +66,17 @@ class StepProfiler:
         """Count the time of drafting for the next step, which has not begun."""
         self._drafted_s += seconds
 
-    def begin(self) -> None:
-        """Begin a step, with what is left of its draft."""
+    def begin(self, *, goes_on: bool = False) -> None:
+        """Begin a step, with what is left of its draft. goes_on: whether one that was begun before is still under way,
+        whose parts so far are counted with those that follow."""
         self._begun = self._mark = perf_counter()
         self._followed = self._last_end is not None
         between = self._begun - self._last_end if self._last_end is not None else 0.0
-        self._current_s = {"between": max(0.0, between - self._drafted_s), "draft": self._drafted_s}
+        before = self._current_s if goes_on else {}
+        self._current_s = before | {
+            part: before.get(part, 0.0) + seconds
+            for part, seconds in (("between", max(0.0, between - self._drafted_s)), ("draft", self._drafted_s))
+        }
 
     def restart(self) -> None:
         """Begin the current step anew, after its draft."""
@@ -96,11 +103,11 @@ class StepProfiler:
 
     def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool, forward_s: float) -> None:
         """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed. forward_s:
-        of its forward pass, whose part is shorter if another step was worked on meanwhile.
+        seconds of its forward pass; the part `forward` is only the time for which the host has waited for it.
 
-        With two cohorts the time of planning is that of the other one's next step, which is of the same kind.
+        With two cohorts the parts before `forward` are those of the other cohort's next step, which is much the same.
         """
-        parts = self._current_s
+        parts, self._current_s = self._current_s, {}
         count_step(self._counters, parts, rows)
         host_s = sum(parts.get(part, 0.0) for part in ("plan", "verify", "commit"))
         self.cost.observe(rows, sessions, forward_s + host_s)
@@ -108,7 +115,7 @@ class StepProfiler:
             return
         for part, seconds in parts.items():
             self._parts_s[part].add(seconds)
-        if self._followed:
+        if self._followed and "between" in parts:
             self._between_s.add(parts["between"])
         self._host_s.add(host_s / sessions)
         self._rows.add(rows)
@@ -116,31 +123,32 @@ class StepProfiler:
         self._tokens.add(tokens)
 
     def cohorts_pay(self, sessions: int) -> bool:
-        """Return whether so many sessions get on faster in two cohorts of which one is computed while the host works
-        for the other: where the forward pass of half of them takes little more than half of the time, and the host is
-        busy long enough."""
+        """Return whether so many sessions get on faster in two cohorts, one computed while the host works for the
+        other, than together: two forward passes of half of them, or the host's work if that takes longer, against one
+        forward pass of all and the host's work after it."""
         if sessions < 2 or not self._sessions.value:
             return False
         each, host_s = self._rows.value / self._sessions.value, sessions * self._host_s.value
         half = -(-sessions // 2)
-        half_s = self.cost.seconds(round(each * half), half) - host_s / 2
-        whole_s = self.cost.seconds(round(each * sessions), sessions)
-        return 2.0 * max(half_s, host_s / 2) < COHORTS_GAIN * whole_s
+        half_forward_s = self.cost.seconds(round(each * half), half) - host_s / 2  # the cost has the host's work in it
+        together_s = self.cost.seconds(round(each * sessions), sessions)
+        return max(2.0 * half_forward_s, host_s) < COHORTS_GAIN * together_s
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """Mean milliseconds of each part; their sum is 1e3 * step_s."""
+        """Mean milliseconds of each part of a step, the waiting for the other cohort's forward pass included."""
         return {part: 1e3 * mean.value for part, mean in self._parts_s.items()}
 
     @property
     def step_s(self) -> float:
-        """Mean seconds from the begin of one step to the begin of the next while there is work; 0 before the first."""
-        return sum(mean.value for mean in self._parts_s.values())
+        """Mean seconds from the begin of a session's step to that of its next one while there is work; 0 before the
+        first."""
+        return self.cohorts * sum(mean.value for mean in self._parts_s.values())
 
     @property
     def token_s(self) -> float:
         """Mean seconds in which a token is committed, whatever session it belongs to; infinite before the first."""
-        return self.step_s / self._tokens.value if self._tokens.value else math.inf
+        return self.step_s / self.cohorts / self._tokens.value if self._tokens.value else math.inf
 
     @property
     def between_s(self) -> float:

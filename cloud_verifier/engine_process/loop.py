@@ -20,7 +20,7 @@ from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.constraint import grammars_of
-from outrider.core.errors import InternalError, ModelRefused, OutriderError
+from outrider.core.errors import InternalError, ModelRefused, OutriderError, Unavailable
 from outrider.core.text import short_id
 from outrider.telemetry.logs import about
 from outrider.wire.checks import limits_of
@@ -94,6 +94,8 @@ class EngineLoop:
         """Apply one request; return the failure that ends its session if it fails."""
         try:
             self._apply(request)
+        except Unavailable:
+            raise  # the target has gone, which no request is to blame for
         except Exception as error:
             return [_failed(request, error)]
         return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from late_target import compute_late
 from small_pair import TARGET
 
 from cloud_verifier.engine.config import EngineConfig
@@ -33,7 +32,9 @@ def _torch(config: EngineConfig) -> TargetExecutor:
 
 
 def _cohorts(config: EngineConfig) -> TargetExecutor:
-    return compute_late(_torch(config))
+    from late_target import LateExecutor
+
+    return LateExecutor(_torch(config).model, config)
 
 
 def _vllm(config: EngineConfig) -> TargetExecutor:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
 
 import pytest
 
-from cloud_verifier.engine.interface import TargetExecutor
+from cloud_verifier.engine.interface import Completion, Lap, SessionRows
 from cloud_verifier.engine.step_profiler import StepProfiler
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor
 
-_Executor = TypeVar("_Executor", bound=TargetExecutor)
+
+class OverlappingExecutor(TorchExecutor):
+    """Computes a step when it is launched, as early as can be."""
+
+    overlaps = True  # type: ignore[assignment]
 
 
-def compute_late(executor: _Executor) -> _Executor:
-    """Return the executor, whose steps are computed when they are completed: the next one is prepared by then, and the
-    one before is committed."""
-    launch = executor.launch
-    executor.launch = lambda rows, lap: lambda later: launch(rows, lap)(later)  # type: ignore[method-assign]
-    executor.overlaps = True
-    return executor
+class LateExecutor(OverlappingExecutor):
+    """Computes a step when it is completed: the next one is prepared by then, and the one before is committed."""
+
+    def launch(self, rows: Sequence[SessionRows], lap: Lap) -> Completion:
+        launch = super().launch
+        return lambda later: launch(rows, lap)(later)
 
 
 def always_in_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,11 @@ class Overlay:
     def has_sources(self) -> bool:
         return bool(self._sources)
 
+    @property
+    def wants_hidden(self) -> bool:
+        """Return whether a source reads hidden states of the last completed step."""
+        return any(one.wants_hidden for one in self._sources)
+
     def draft(self, plan: StepPlan, live: Mapping[str, EngineSession], step: int, profiler: StepProfiler) -> bool:
         """Ask each source about the sessions of a planned step for which it pays, once after their last commit.
 
@@ -120,7 +125,7 @@ class Overlay:
         nodes.end_step()
 
     def observe(self, executor: TargetExecutor) -> None:
-        """Let the sources learn from the rows of the last step, before the executor begins the next one."""
+        """Let the sources learn from the rows of the last completed step, before the next one is completed."""
         last, self._last = self._last, []
         for one in [one for one in self._sources if one.wants_hidden]:
             try:

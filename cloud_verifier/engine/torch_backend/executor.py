@@ -57,13 +57,16 @@ class TorchExecutor:
         self._segments: dict[EngineSession, Segment] = {}
         """Rows that are prepared and not kept yet."""
         self._hidden: dict[EngineSession, torch.Tensor] = {}
-        """Hidden states of the last completed step's last known tokens and nodes."""
+        """Hidden states of the last known token and the nodes in each session's last completed step."""
         self._recording = Recording(config.record_top)
         self.device_sampler = DeviceSampler.on(model.device)
         self.forward_s = 0.0
-        self.overlaps = model.device.type == "cuda"
-        self._stream = torch.cuda.Stream(model.device) if self.overlaps else None
+        self._stream = torch.cuda.Stream(model.device, priority=-1) if model.device.type == "cuda" else None
         """Verifies a step, so that it need not wait for the next one's forward pass."""
+
+    @property
+    def overlaps(self) -> bool:
+        return self.model.overlaps
 
     @property
     def usage(self) -> KVUsage:
@@ -107,11 +110,12 @@ class TorchExecutor:
         session = rows.session
         segment, scored = self.slots[session].segment(rows.chain, rows.batch), session.scored_rows(rows.chain)
         self._segments[session] = replace(segment, scored=scored) if scored else segment
+        self._hidden.pop(session, None)
 
     def launch(self, rows: Sequence[SessionRows], lap: Lap) -> Completion:
         """Raises Unavailable, as does the function returned, if the device has failed: until the process ends, it
         computes nothing more."""
-        with self._watched():
+        with self._unavailable_if_broken():
             packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
             plan = self.model.attention.plan(packed.segments, self.pool)
             lap("plan")
@@ -129,23 +133,22 @@ class TorchExecutor:
         timer: Timer,
         lap: Lap,
     ) -> list[Verified | OutriderError | None]:
-        with self._watched(), self._beside():
+        with self._unavailable_if_broken(), self._on_own_stream():
             self.forward_s = timer.seconds()
             lap("forward")
             results = self._verify(rows, starts, logits)
-            self._hidden.clear()
             for one, start in zip(rows, starts, strict=True):
                 if one.batch is not None and states is not None:
                     self._hidden[one.session] = states[start : start + 1 + len(one.batch.ids)]
             lap("verify")
         return results
 
-    def _beside(self) -> AbstractContextManager[object]:
+    def _on_own_stream(self) -> AbstractContextManager[object]:
         """Return a context in which the device's work does not wait for a forward pass that was begun before."""
         return torch.cuda.stream(self._stream)  # None changes nothing
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _unavailable_if_broken(self) -> Iterator[None]:
         """Raise Unavailable in place of any exception if the device has failed."""
         try:
             yield
@@ -171,6 +174,7 @@ class TorchExecutor:
 
     def end(self, session: EngineSession, *, cache: bool) -> None:
         self._segments.pop(session, None)
+        self._hidden.pop(session, None)
         slots = self.slots.pop(session, None)
         if slots is None:
             return
@@ -179,7 +183,7 @@ class TorchExecutor:
         slots.release()
 
     def take_recorded(self) -> list[pb.EngineEvent]:
-        with self._beside():
+        with self._on_own_stream():
             return self._recording.take()
 
     def _verify(

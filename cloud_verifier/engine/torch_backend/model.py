@@ -154,6 +154,12 @@ class TargetModel:
             return torch.cuda.get_device_name(self.device)
         return _cpu_name()
 
+    @property
+    def overlaps(self) -> bool:
+        """Return whether a forward pass goes on after its call has returned: as a CUDA graph it does, and without one
+        the host may wait in its midst."""
+        return self.graphs is not None and not self.graphs.off
+
     def timer(self) -> Timer:
         """Return a timer of the forward pass that is called next."""
         return Timer(self.device)

@@ -48,7 +48,6 @@ class VllmExecutor:
         self.label = label
         self.eos_token_ids = eos_token_ids
         self.cost = StepCost({1: 1e-3})
-        self.overlaps = False
         self.forward_s = 0.0
         self.capabilities = Capabilities(
             trees=False,
@@ -69,6 +68,10 @@ class VllmExecutor:
         self._requests: dict[EngineSession, Request] = {}
         self._numbers = itertools.count(1)
         self._recorded: list[pb.EngineEvent] = []
+
+    @property
+    def overlaps(self) -> bool:
+        return False
 
     @property
     def preemptions(self) -> int:

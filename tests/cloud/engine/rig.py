@@ -127,10 +127,11 @@ class Rig:
         allocation: AllocationPolicy = evenly,
         **parts: Any,
     ) -> None:
-        """Set up the rig. allocation: evenly by default, so that the speed of this machine decides nothing."""
+        """Set up the rig. allocation: evenly by default, so that the speed of this machine decides nothing. parts: cost
+        and class of the executor, and what the engine takes."""
         self.clock = Clock()
         config = config or EngineConfig(kv_slots=1024, max_sessions=16)
-        self.executor = TorchExecutor(model, config, parts.pop("cost", None))
+        self.executor = parts.pop("executor", TorchExecutor)(model, config, parts.pop("cost", None))
         self.engine = Engine(self.executor, config, self.clock, **parts)
         self.engine.allocation = allocation
         self.clients: dict[str, Client] = {}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from late_target import always_in_cohorts, compute_late
-from rig import DIRECTIVE, LIMITS, Rig, adversary, attach_of, client, nodes, perfect, prompt_of, random_tree
+from late_target import LateExecutor, OverlappingExecutor, always_in_cohorts
+from rig import DIRECTIVE, LIMITS, Rig, adversary, attach_of, client, nodes, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Committed
+from cloud_verifier.engine.interface import Committed, Event, Failed
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.stats import new_counters
@@ -30,20 +30,29 @@ Plain = Callable[[str], Reference]
 SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.8, seed=5), SamplingParams(repetition_penalty=1.3))
 
 
-@pytest.fixture
-def rig(target: Target, monkeypatch: pytest.MonkeyPatch) -> Rig:
+@pytest.fixture(params=[LateExecutor, OverlappingExecutor])
+def rig(request: pytest.FixtureRequest, target: Target, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Return a rig in which sessions always step in two cohorts, if there are two of them."""
     always_in_cohorts(monkeypatch)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=4096, max_sessions=16), overlay=Overlay([NgramSource()]))
-    compute_late(rig.executor)
-    return rig
+    config = EngineConfig(kv_slots=4096, max_sessions=16)
+    return Rig(target("llama"), config, overlay=Overlay([NgramSource()]), executor=request.param)
 
 
 def two_sessions(rig: Rig) -> None:
-    """Begin two sessions, and leave the first one's step under way."""
+    """Begin two sessions, have their prompts read, and leave the first one's next step under way."""
     for name in ("a", "b"):
         rig.engine.start(name, attach_of(prompt_of(5), ignore_eos=True), LIMITS, DIRECTIVE)
-    assert rig.engine.step() == []
+    assert len(rig.engine.step()) == 2
+    rig.clock.now += 0.1  # no device is waited for any more
+    while rig.engine._launched is None:
+        assert rig.engine.step() == []
+
+
+def next_events(rig: Rig) -> list[Event]:
+    """Step until there are events: a step may only draft for the next one."""
+    while not (events := rig.engine.step()):
+        rig.clock.now += 0.1
+    return events
 
 
 @pytest.mark.parametrize(
@@ -84,12 +93,12 @@ def test_sessions_that_come_and_go_get_the_tokens_of_a_plain_loop(rig: Rig, refe
 
 def test_what_comes_while_a_session_is_computed_is_taken_in_after_its_commit(rig: Rig) -> None:
     two_sessions(rig)
-    rig.engine.append("a", nodes(3, 4))
+    rig.engine.append("a", nodes(3, 4, base=1))
     rig.engine.update("a", pb.SessionUpdate(directive=Directive(window_nodes=1, window_depth=1, nodes_per_step=1)))
     rig.engine.set_draft_release("a", "2")
     session = rig.engine._live["a"]
     assert (len(session.protocol.tree), session.nodes.directive, session.draft_release) == (0, DIRECTIVE, "")
-    (event,) = rig.engine.step()
+    (event,) = next_events(rig)
     assert isinstance(event, Committed)
     assert event.session_id == "a"
     assert (session.protocol.seen, session.nodes.directive.window_nodes, session.draft_release) == (2, 1, "2")
@@ -98,7 +107,7 @@ def test_what_comes_while_a_session_is_computed_is_taken_in_after_its_commit(rig
 def test_a_session_that_ends_while_it_is_computed_has_its_commit_first(rig: Rig) -> None:
     two_sessions(rig)
     rig.engine.cancel("a", Cancel(epoch=1))
-    commits = [event.commit for event in rig.engine.step() if isinstance(event, Committed) and event.session_id == "a"]
+    commits = [event.commit for event in next_events(rig) if isinstance(event, Committed) and event.session_id == "a"]
     assert [(len(one.token), one.finish) for one in commits] == [(1, Finish.NONE), (0, Finish.CANCELLED)]
     rig.engine.stop("b")
     rig.engine.start("a", attach_of(prompt_of(5), epoch=2, ignore_eos=True), LIMITS, DIRECTIVE)
@@ -106,6 +115,34 @@ def test_a_session_that_ends_while_it_is_computed_has_its_commit_first(rig: Rig)
     rig.engine.step()
     assert rig.slots == (0, 0)
     assert rig.engine.next_deadline() is None
+
+
+def test_a_message_that_cannot_be_taken_ends_its_session_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_sessions(rig)
+    rig.engine.append("a", nodes(3, base=1))
+    rig.engine.append("a", nodes(4, base=1, first_id=2))
+    monkeypatch.setattr(rig.engine._live["a"], "append", lambda message, now: 1 / 0)
+    committed, failed = next_events(rig)
+    assert isinstance(committed, Committed)
+    assert isinstance(failed, Failed)
+    assert (failed.session_id, type(failed.error)) == ("a", InternalError)
+    assert [event.session_id for event in next_events(rig) if isinstance(event, Committed)] == ["b"]
+
+
+def test_prompts_neither_keep_other_sessions_waiting_nor_take_their_time(target: Target, rig: Rig) -> None:
+    for number in range(4):
+        rig.attach(f"old{number}", client(prompt_of(4, number), nothing, max_tokens=80, ignore_eos=True))
+    while not all(one.device.received for one in rig.clients.values()):
+        rig.turn()
+    before = {name: len(one.device.received) for name, one in rig.clients.items()}
+    for number in range(8):
+        rig.attach(f"new{number}", client(prompt_of(120, number), nothing, max_tokens=4, ignore_eos=True))
+    turns = 0
+    while not rig.clients["new0"].device.received:
+        rig.turn()
+        turns += 1
+    for name, count in before.items():
+        assert len(rig.clients[name].device.received) - count >= turns // 2 - 1
 
 
 def test_a_step_that_fails_fails_the_session_at_fault_and_no_other(
