@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
@@ -24,11 +25,14 @@ from outrider.core.text import counted
 
 if TYPE_CHECKING:  # importing them takes long, and help does without
     from edge_agent.bench.measure import Configuration, Plan
+    from edge_agent.bench.users import PromptInput
     from edge_agent.prompts import Prompt
     from edge_agent.sdk.client import AsyncClient
     from edge_agent.target.bundle import TargetBundle
 
 COUNT, TOKENS = 16, 128
+LONG = 1024
+"""Tokens of the prompt by which it is said how fast prompts are read."""
 _Users = Annotated[int, Field(ge=1, le=256)]
 _RttMs = Annotated[float, Field(ge=0.0, le=10_000.0)]
 _Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -110,7 +114,9 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
             read=True,
         )
         plan = Plan(common, args.concurrency, args.rtt_ms, sorted(os.sched_getaffinity(0)))
-        new_ms = [await _first_token_ms(client, prompt) for prompt in prompts[:COUNT]]
+        new_s = [await _first_token_s(client, (f"{secrets.token_hex(4)}: {one.turns[0]}",)) for one in prompts[:COUNT]]
+        long = _long_prompt(bundle, prompts)
+        long_s = await _first_token_s(client, long)
     measured: list[Configuration] = []
     whole = False
     try:
@@ -124,7 +130,8 @@ async def bench(settings: EdgeSettings, args: argparse.Namespace) -> None:
                 "whole": whole,
                 "too_long": too_long,
                 "cluster": settings.coordinator or settings.verifier,
-                "new_prompt_first_token_ms": round(statistics.median(new_ms), 1),
+                "new_prompt_first_token_ms": round(1e3 * statistics.median(new_s), 1),
+                "long_prompt": {"tokens": len(long), "tokens_per_s": round(len(long) / long_s, 1)},
             }
             _publish(document, args.json)
 
@@ -222,10 +229,16 @@ def _fits(bundle: TargetBundle, prompt: Prompt, max_tokens: int) -> bool:
     return len(ids) + max_tokens * len(prompt.turns) <= bundle.description.max_sequence
 
 
-async def _first_token_ms(client: AsyncClient, prompt: Prompt) -> float:
+def _long_prompt(bundle: TargetBundle, prompts: Sequence[Prompt]) -> list[int]:
+    """Return LONG tokens of the prompts, or as many as they and the target have, new to the verifier."""
+    text = "\n".join(itertools.islice(itertools.cycle(turn for prompt in prompts for turn in prompt.turns), LONG // 4))
+    ids = bundle.encode_prompt(f"{secrets.token_hex(4)}: {text}"[: 8 * LONG])
+    return ids[: min(LONG, bundle.description.max_sequence // 2)]
+
+
+async def _first_token_s(client: AsyncClient, new: PromptInput) -> float:
     """Return the time to the first token of a prompt that is new to the verifier."""
     from edge_agent.bench.users import User, Users
 
-    new = f"{secrets.token_hex(4)}: {prompt.turns[0]}"
-    [first] = await User(Users({}, [(new,)], options={"max_tokens": 1}, warm=0), 0, client).run(None)
-    return 1e3 * first.first_token_s
+    [first] = await User(Users({}, [new], options={"max_tokens": 1}, warm=0), 0, client).run(None)
+    return first.first_token_s

@@ -193,7 +193,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     ]
     lines.append(
         "FIRST TOKEN is that of prompts that the verifier has read before; a new one's came after"
-        f" {document['new_prompt_first_token_ms']:.0f} ms (one user, no delay added)."
+        f" {document['new_prompt_first_token_ms']:.0f} ms, and one of {document['long_prompt']['tokens']:,} tokens was"
+        f" read at {document['long_prompt']['tokens_per_s']:,.0f} tokens/s (one user, no delay added)."
     )
     if other:
         lines.append(

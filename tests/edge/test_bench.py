@@ -66,6 +66,7 @@ def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupte
         "max_tokens": 4,
         "temperature": 0.0,
         "new_prompt_first_token_ms": 300.0,
+        "long_prompt": {"tokens": 1024, "tokens_per_s": 165.2},
         "rows": rows([configuration]),
         "categories": by_category([configuration], ["chat", "code"]),
     }
@@ -80,6 +81,7 @@ def test_the_tables_say_which_texts_differ_and_that_a_measurement_was_interrupte
         ["50", "ms", "2", "no"],
         ["50", "ms", "2", "yes"],
     ]
+    assert "after 300 ms, and one of 1,024 tokens was read at 165 tokens/s" in said
     assert "2.00 (2.00x)" in said and "1 of 2\n" in said and "2 CPUs" in said
     document |= {"whole": True, "too_long": 0, "cluster": "10.0.0.1:7700"}
     assert (
