@@ -98,14 +98,15 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 
     @app.get("/ready", response_model=None)
     async def ready() -> Response:
-        """Return whether a request would be served: target and draft are loaded, coordinator and verifier answer."""
+        """Return whether a request would be served: target and draft are loaded, and coordinator and verifier answer or
+        the draft may write alone."""
         nonlocal probed, until
         async with probing:
             if time.monotonic() >= until:
                 probed, until = await _probed(client), time.monotonic() + FRESH_S
             why = probed
-        if not why and client.ready:
-            return json_response({"status": "ready", "reason": None})
+        if client.ready and (not why or client.writes_offline):
+            return json_response({"status": "offline" if why else "ready", "reason": why or None})
         status = "unreachable" if why else "loading"
         return json_response({"status": status, "reason": why or "target and draft are being loaded"}, 503)
 

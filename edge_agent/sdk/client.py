@@ -250,9 +250,10 @@ class AsyncClient:
     async def prepare(self) -> TargetBundle:
         """Fetch and load what the target needs, once; otherwise the first request does it.
 
-        `draft` of the result is the one in use now. A caller that is cancelled does not stop the loading.
+        `draft` of the result is the one in use now. A client whose `offline` is "draft_only" loads all this from the
+        device's caches while no verifier can be reached. A caller that is cancelled does not stop the loading.
         """
-        return await self._loaded(self._load_from_verifiers)
+        return await self._prepared(self._defaults["offline"])
 
     async def probe(self) -> None:
         """Ask the coordinator for a place, and its verifier for the target, without waiting or trying for long.
@@ -268,22 +269,31 @@ class AsyncClient:
         """Return whether what the target needs is loaded."""
         return self._bundle is not None
 
+    @property
+    def writes_offline(self) -> bool:
+        """Return whether the draft model answers requests alone while no verifier can be reached."""
+        draft = self._drafts.draft
+        return self._defaults["offline"] == "draft_only" and draft is not None and draft.has_model
+
     async def _bundle_for(self, request: Request, deadline: Deadline) -> TargetBundle:
-        """Load the target, from this device's caches where the request allows that and no verifier can be reached."""
         async with deadline.enforced(first_token=True):
-            try:
-                return await self.prepare()
-            except Unavailable as error:
-                known, why = recall(self._description_file) if request.offline == "draft_only" else None, error
-                if known is None:
-                    raise
+            return await self._prepared(request.offline)
 
-            async def nothing(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
-                for chunk in tuple[bytes, ...]():
-                    yield chunk
-                raise why
+    async def _prepared(self, offline: Offline) -> TargetBundle:
+        """Load the target, from this device's caches where that is allowed and no verifier can be reached."""
+        try:
+            return await self._loaded(self._load_from_verifiers)
+        except Unavailable as error:
+            known, why = recall(self._description_file) if offline == "draft_only" else None, error
+            if known is None:
+                raise
 
-            return await self._loaded(lambda: self._load(known, nothing))
+        async def nothing(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
+            for chunk in tuple[bytes, ...]():
+                yield chunk
+            raise why
+
+        return await self._loaded(lambda: self._load(known, nothing))
 
     async def _loaded(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         """Return the bundle; starts `load` unless it is there or loading is under way. Raises what loading raises."""

@@ -114,3 +114,23 @@ async def test_those_who_ask_within_seconds_share_one_probe(
     answers = await asyncio.gather(*(web.get("ready") for _ in range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert coordinator.opened == before + 1
+
+
+async def test_it_is_ready_without_a_cluster_where_the_draft_may_write_alone(
+    client: AsyncClient, coordinator: FakeCoordinator, tmp_path: Path, edge_settings: EdgeSettings
+) -> None:
+    await client.prepare()
+    await coordinator.__aexit__()
+    later = AsyncClient(
+        coordinator=coordinator.address, cache_dir=tmp_path, settings=edge_settings, offline="draft_only"
+    )
+    async with (
+        later,
+        serving(later, EdgeSettings(serve_listen="127.0.0.1:0")) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as web,
+    ):
+        await later.prepare()
+        answer = await web.get("ready")
+        assert (answer.status_code, answer.json()["status"]) == (200, "offline")
+        assert "(--coordinator) cannot be reached" in answer.json()["reason"]
+        assert (await web.post("v1/completions", json={"prompt": "def", "max_tokens": 4})).status_code == 200
