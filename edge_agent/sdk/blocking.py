@@ -246,3 +246,8 @@ class Client:
     def ready(self) -> bool:
         """Return whether what the target needs is loaded."""
         return self._client.ready
+
+    @property
+    def writes_offline(self) -> bool:
+        """Return whether the draft model answers requests alone while no verifier can be reached."""
+        return self._client.writes_offline
