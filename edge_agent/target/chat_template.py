@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from edge_agent.target.conversation import Tools, Turn, fitting, new_mark, turns_of
+from edge_agent.target.conversation import Tools, Turn, fitted, new_mark, turns_of
 from outrider.core.errors import BadRequest, ModelRefused
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ChatTemplate:
         template = self._template
         from edge_agent.target.jinja import rendered
 
-        given = {"documents": None, "add_generation_prompt": True, **self.special_tokens, **(variables or {})}
+        given = {"add_generation_prompt": True, **self.special_tokens, **(variables or {})}
         tools, turns = given.pop("tools", None) or (), turns_of(messages)
         end = new_mark() if given.pop("continue_final_message", False) else ""
         continued = turns[-1]["content"] if turns else ""
@@ -79,10 +79,19 @@ class ChatTemplate:
 
         def text_of(turns: Sequence[Turn], tools: Tools) -> str:
             if thinks:
-                turns = [one if one["content"] else {**one, "thinking": one.get("reasoning_content")} for one in turns]
-            return rendered(template, {**given, "messages": turns, "tools": list(tools) or None})
+                turns = [
+                    {**one, "thinking": one["reasoning_content"]}
+                    if one.get("reasoning_content") and not one["content"]
+                    else one
+                    for one in turns
+                ]
+            present = {**given, "messages": turns, **({"tools": list(tools)} if tools else {})}
+            try:
+                return rendered(template, {"documents": None, "tools": None, **present})  # as transformers does
+            except BadRequest:
+                return rendered(template, present)  # for templates that ask whether they are defined, and no more
 
-        text = text_of(*fitting(text_of, turns, tools)(turns, tools))
+        text = fitted(text_of, turns, tools)
         if not end:
             return text
         before, _, rest = text.rpartition(end)

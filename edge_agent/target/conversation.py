@@ -48,30 +48,48 @@ class Arguments(dict[str, Any]):
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Return the messages with contents as text, arguments of calls as objects, `function` and `developer` by their
-    present names, and no empty fields. Raises BadRequest for a call whose arguments are no JSON object."""
+    """Return the messages with contents as text, a refusal's included, arguments of calls as objects, `function_call`,
+    `function` and `developer` by their present names, and no empty fields.
+
+    Raises BadRequest for a call whose arguments are no JSON object.
+    """
     turns: list[Turn] = []
+    asked = ""
+    """Id of the `function_call` whose result is still to come."""
     for number, message in enumerate(messages):
         turn = {name: value for name, value in message.items() if value not in (None, [], ())}
         turn["role"] = {"function": "tool", "developer": "system"}.get(turn["role"], turn["role"])
         content = turn.get("content")
         if isinstance(content, list | tuple):
-            content = "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
-        turn["content"] = content or ""
+            content = "".join(map(text_of_part, content))
+        turn["content"] = "\n\n".join(filter(None, (content, turn.pop("refusal", None))))
+        called = turn.pop("function_call", None)
         if calls := turn.get("tool_calls"):
             turn["tool_calls"] = [_call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(calls)]
+        elif called is not None:
+            asked = f"call_{number}"
+            call = {"id": asked, "type": "function", "function": called}
+            turn["tool_calls"] = [_call(call, f"messages[{number}]", "function_call")]
+        elif turn["role"] == "tool" and asked:
+            turn.setdefault("tool_call_id", asked)
+            asked = ""
         turns.append(turn)
     return turns
 
 
-def _call(call: Mapping[str, Any], field: str) -> Turn:
+def text_of_part(part: Any) -> str:
+    """Return the text of a part of a content."""
+    return part if isinstance(part, str) else part.get("text") or part.get("refusal") or ""
+
+
+def _call(call: Mapping[str, Any], field: str, name: str = "function") -> Turn:
     given = call["function"].get("arguments")
     try:
         value = (_parsed(given) if given.strip() else {}) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         value = given
     if not isinstance(value, Mapping | None):
-        raise BadRequest(f"{field}.function.arguments is {given!r:.80}, must be a JSON object", field=field)
+        raise BadRequest(f"{field}.{name}.arguments is {given!r:.80}, must be a JSON object", field=field)
     kept = {name: value for name, value in call.items() if value is not None}
     return {**kept, "function": {**call["function"], "arguments": Arguments(value or {})}}
 
@@ -89,35 +107,56 @@ def _parsed(text: str) -> Any:
         return pydantic_core.from_json(text, allow_partial="trailing-strings")
 
 
-def fitting(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools: Tools) -> Form:
-    """Return the first form in which the template renders every text once and in order, else the first that it renders.
+def fitted(render: Callable[[list[Turn], Tools], str], turns: list[Turn], tools: Tools) -> str:
+    """Return the prompt in the first form in which the template renders every text once and in order, else in the first
+    that it renders.
 
     Raises BadRequest, with the template's words about the messages as they are, if it refuses every form.
     """
-    marked, said, hoisted, called = _marked(turns)
-    described = [{**tool, "function": {**tool["function"], "description": new_mark()}} for tool in tools]
-    called |= {tool["function"]["description"] for tool in described}
-    ordered = set(said)
-    renders: Form | None = None
     refusals: list[BadRequest] = []
-    for form in _forms(turns, tools, in_parts=_takes_parts(render)):
+
+    def rendered(turns: list[Turn], tools: Tools) -> str | None:
         try:
-            given, defined = form(marked, described)
-            text = render(given, defined)
+            return render(turns, tools)
         except BadRequest as error:
             refusals.append(error)
+            return None
+
+    others: list[Form] = []
+    forms = _forms(turns, tools, in_parts=_takes_parts(render))
+    for form, whole in _judged(rendered, forms, turns, tools):
+        if not whole:
+            others.append(form)
+        elif (text := rendered(*form(turns, tools))) is not None:  # the texts may have what the marks have not
+            return text
+    for form in others:
+        if (text := rendered(*form(turns, tools))) is not None:
+            return text
+    raise refusals[0]
+
+
+def _judged(
+    rendered: Callable[[list[Turn], Tools], str | None], forms: Iterator[Form], turns: list[Turn], tools: Tools
+) -> Iterator[tuple[Form, bool]]:
+    """Yield the forms that the template renders, and whether every text, call and tool is there and in its place."""
+    marked, said, hoisted, called = _marked(turns)
+    described: list[Mapping[str, Any]] = []
+    for tool in tools:
+        function, mark = tool["function"], new_mark()
+        field = "description" if function.get("description") else "name"
+        described.append({**tool, "function": {**function, field: mark}})
+        called.add(mark)
+    ordered = set(said)
+    for form in forms:
+        given, defined = form(marked, described)
+        if (text := rendered(given, defined)) is None:
             continue
-        renders = renders or form
         found = _MARK.findall(text)
         counts = Counter(found)
         in_order = [mark for mark in found if mark in ordered] == said
         whole = all(counts[mark] == 1 for mark in hoisted) and called <= counts.keys()
         word = "None" in text and any(turn["content"] is None for turn in given)
-        if in_order and whole and not word:
-            return form
-    if renders is None:
-        raise refusals[0]
-    return renders
+        yield form, in_order and whole and not word
 
 
 def _takes_parts(render: Callable[[list[Turn], Tools], str]) -> bool:
@@ -164,11 +203,12 @@ def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], se
         if calls := turn.get("tool_calls"):
             turn["tool_calls"] = []
             for call in calls:
-                arguments = Arguments(call["function"]["arguments"])
-                if arguments:
-                    mark = arguments[next(iter(arguments))] = new_mark()
-                    called.add(mark)
-                turn["tool_calls"].append({**call, "function": {**call["function"], "arguments": arguments}})
+                mark, arguments = new_mark(), Arguments(call["function"]["arguments"])
+                name = call["function"]["name"] if arguments else mark
+                arguments |= dict.fromkeys(list(arguments)[:1], mark)
+                called.add(mark)
+                function = {**call["function"], "name": name, "arguments": arguments}
+                turn["tool_calls"].append({**call, "function": function})
         marked.append(turn)
     return marked, said, hoisted, called
 
@@ -176,9 +216,12 @@ def _marked(turns: Sequence[Turn]) -> tuple[list[Turn], list[str], list[str], se
 def _forms(turns: Sequence[Turn], tools: Tools, *, in_parts: bool) -> Iterator[Form]:
     """Yield the forms to try, those that change least first. in_parts: each content is to be a list of parts."""
     calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns)
+    lacking = [_filled(tool) for tool in tools] != list(tools)
 
-    def form(arrange: Change, changes: Sequence[Change], *, told: bool = False) -> Form:
+    def form(arrange: Change, changes: Sequence[Change], *, filled: bool = False, told: bool = False) -> Form:
         def formed(turns: list[Turn], tools: Tools) -> tuple[list[Turn], Tools]:
+            if filled:
+                tools = [_filled(tool) for tool in tools]
             if told:
                 turns, tools = _told(turns, tools), ()
             for change in (*changes, arrange):
@@ -189,8 +232,8 @@ def _forms(turns: Sequence[Turn], tools: Tools, *, in_parts: bool) -> Iterator[F
 
     changes = (_calls_apart, _without_empty_texts, _short_ids) if calls else ()
     for arrange in _ARRANGEMENTS:
-        for number in range(len(changes) + 1):
-            yield from (form(arrange, some) for some in itertools.combinations(changes, number))
+        for some in itertools.chain(*(itertools.combinations(changes, number) for number in range(len(changes) + 1))):
+            yield from (form(arrange, some, filled=filled) for filled in (False, True)[: 1 + lacking])
     if calls or tools:
         yield from (form(arrange, (), told=True) for arrange in _ARRANGEMENTS)
 
@@ -253,6 +296,14 @@ def _merged(first: Turn, second: Turn) -> Turn:
 
 
 # --- calls
+
+
+def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool with a description and parameters, be they empty: some templates take no other."""
+    function = tool["function"]
+    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    description = function.get("description") or ""
+    return {**tool, "function": {**function, "description": description, "parameters": parameters}}
 
 
 def _calls_apart(turns: list[Turn]) -> list[Turn]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_agent.target.chat_template import ChatTemplate
+from edge_agent.target.conversation import turns_of
 from outrider.core.errors import BadRequest
 
 _ALTERNATES = (
@@ -105,14 +106,27 @@ TEMPLATES = {
     "gpt-oss": (
         "{% if messages[0].role in ['system', 'developer'] %}{% set told = messages[0].content %}"
         "{% set messages = messages[1:] %}{% else %}{% set told = '' %}{% endif %}"
-        "<|start|>developer<|message|>{{ told }}"
-        "{% for t in tools or [] %}// {{ t.function.description }}\ntype {{ t.function.name }}{% endfor %}<|end|>"
-        "{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}{% if m.tool_calls | length > 1 %}"
-        "{{ raise_exception('one call at a time') }}{% endif %}{{ m.content or m.thinking or '' }}"
-        "<|start|>to={{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
-        "{% elif m.role == 'assistant' %}<|start|>assistant{{ m.content }}<|end|>{% elif m.role == 'tool' %}"
-        "<|start|>functions{{ m.content | tojson }}<|end|>"
+        "<|start|>developer<|message|>{{ told }}{% for t in tools or [] %}{{ '// ' + t.function.description }}\n"
+        "type {{ t.function.name }}{% endfor %}<|end|>{% set last = namespace(call=none) %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% for key in ['content', 'thinking'] %}"
+        "{% if key in m and '<|channel|>' in m[key] %}{{ raise_exception('no channels in a message') }}{% endif %}"
+        "{% endfor %}{% if 'tool_calls' in m %}{% set final = namespace(follows=false) %}"
+        "{% for later in messages[loop.index:] if later.role == 'assistant' and 'tool_calls' not in later %}"
+        "{% set final.follows = true %}{% endfor %}{% if m.content and m.thinking %}"
+        "{{ raise_exception('a text or a thought, not both') }}{% elif not final.follows %}"
+        "{% if m.content %}<|channel|>analysis{{ m.content }}{% elif m.thinking %}<|channel|>analysis{{ m.thinking }}"
+        "{% endif %}{% endif %}{% set last.call = m.tool_calls[0].function.name %}"
+        "<|start|>to={{ last.call }}{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+        "{% else %}<|start|>assistant{{ m.content }}<|end|>{% set last.call = none %}{% endif %}"
+        "{% elif m.role == 'tool' %}{% if last.call is none %}{{ raise_exception('no call before') }}{% endif %}"
+        "<|start|>functions.{{ last.call }}{{ m.content | tojson }}<|end|>"
         "{% elif m.role == 'user' %}<|start|>user{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    ),
+    "phi 4 mini": (
+        "{% if documents is defined %}{% for one in documents %}{{ one.text }}{% endfor %}{% endif %}"
+        "{% if tools is defined %}<|tool|>{% for t in tools %}{{ t.function.name + ': ' + t.function.description }}"
+        "{% for name in t.function.parameters.properties.keys() %} {{ name }}{% endfor %}\n{% endfor %}<|/tool|>"
+        "{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     ),
 }
 TOOLS = [
@@ -121,6 +135,7 @@ TOOLS = [
         "function": {"name": "weather", "description": "Tells the weather.", "parameters": {"type": "object"}},
     }
 ]
+BARE_TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 
 def call(number: int, arguments: Any) -> dict[str, Any]:
@@ -129,18 +144,36 @@ def call(number: int, arguments: Any) -> dict[str, Any]:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw messages of all roles in any order, with results of calls; every text is another word, or empty."""
+    """Draw messages of all roles in any order, with results of calls, in the shapes that clients send; every text is
+    another word, or empty."""
     messages: list[dict[str, Any]] = []
     for number in range(draw(st.integers(1, 7))):
-        role = draw(st.sampled_from(["system", "developer", "user", "user", "assistant", "assistant", "calls", "tool"]))
+        role = draw(
+            st.sampled_from(["system", "developer", "user", "user", "assistant", "assistant", "calls", "old", "tool"])
+        )
         text = draw(st.sampled_from([f"word{number}x", f"word{number}x", "", None]))
+        thought = {"reasoning_content": draw(st.sampled_from([None, "", f"thought{number}x"]))}
+        if role == "old":
+            called = {"name": "weather", "arguments": json.dumps({"city": f"city{number}x0x"})}
+            messages.append({"role": "assistant", "content": text, "function_call": called, **thought})
+            messages.append({"role": "function", "name": "weather", "content": f"result{number}x0x"})
+            continue
         if role != "calls":
-            messages.append({"role": role, "content": text or "", "tool_calls": draw(st.sampled_from([None, []]))})
+            said = draw(
+                st.sampled_from(["content", "parts", "refusal"] if role == "assistant" else ["content", "parts"])
+            )
+            message = {"role": role, "content": text or "", "tool_calls": draw(st.sampled_from([None, []]))}
+            if said == "parts":
+                message["content"] = [{"type": "text", "text": text or ""}, {"type": "refusal", "refusal": ""}]
+            elif said == "refusal":
+                message |= {"content": None, "refusal": text}
+            messages.append(message | (thought if role == "assistant" else {}))
             continue
         calls = [
-            call(10 * number + i, json.dumps({"city": f"city{number}x{i}x"})) for i in range(draw(st.integers(1, 2)))
+            call(10 * number + i, draw(st.sampled_from(["{}", json.dumps({"city": f"city{number}x{i}x"})])))
+            for i in range(draw(st.integers(1, 2)))
         ]
-        messages.append({"role": "assistant", "content": text, "tool_calls": calls})
+        messages.append({"role": "assistant", "content": text, "tool_calls": calls, **thought})
         if not draw(st.booleans()):
             calls = [one | {"id": None} for one in calls]
         results = [
@@ -153,15 +186,16 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=60, deadline=None)
-@given(messages=conversations(), tools=st.booleans())
+@given(messages=conversations(), tools=st.sampled_from([None, TOOLS, BARE_TOOLS]))
 def test_every_text_of_any_conversation_is_in_the_prompt_once_and_in_order(
-    name: str, messages: list[dict[str, Any]], tools: bool
+    name: str, messages: list[dict[str, Any]], tools: Any
 ) -> None:
-    text = ChatTemplate(TEMPLATES[name]).render(messages, {"tools": TOOLS} if tools else None)
+    text = ChatTemplate(TEMPLATES[name]).render(messages, {"tools": tools})
     said = [word for message in messages for word in words(message) if message["role"] not in ("system", "developer")]
     told = [word for message in messages for word in words(message) if message["role"] in ("system", "developer")]
     assert [text.count(word) for word in (*said, *told)] == [1] * len((*said, *told)), text
-    contents = [message["content"] for message in messages if message["content"] in said]
+    contents = [words(message)[0] for message in messages if words(message) and words(message)[0] in said]
+    contents = [word for word in contents if not word.startswith("city")]
     assert contents == sorted(contents, key=text.index), text
     results = [word for word in contents if word.startswith("result") and word.replace("result", "city") in said]
     assert all(text.index(word.replace("result", "city")) < text.index(word) for word in results), text
@@ -171,12 +205,59 @@ def test_every_text_of_any_conversation_is_in_the_prompt_once_and_in_order(
 
 def words(message: dict[str, Any]) -> list[str]:
     """Return the words of a message's text and of its calls' arguments."""
-    calls = (json.loads(one["function"]["arguments"])["city"] for one in message.get("tool_calls") or ())
-    return [word for word in (message["content"], *calls) if word]
+    called = [one["function"] for one in message.get("tool_calls") or ()]
+    called += [message["function_call"]] if "function_call" in message else []
+    content = message["content"] or message.get("refusal")
+    said = content[0]["text"] if isinstance(content, list) else content
+    return [word for word in (said, *(json.loads(one["arguments"]).get("city") for one in called)) if word]
 
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+def test_calls_of_gpt_oss_are_in_its_own_form_with_a_thought_or_without() -> None:
+    asked: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call(1, "{}")]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    for thought, written in (({}, ""), ({"reasoning_content": "Hm."}, "<|channel|>analysisHm.")):
+        text = ChatTemplate(TEMPLATES["gpt-oss"]).render(
+            [user("a"), {**asked, **thought}, result], {"tools": BARE_TOOLS}
+        )
+        assert "// \ntype weather<|end|>" in text
+        assert text.endswith(f'{written}<|start|>to=weather{{}}<|call|><|start|>functions.weather"sunny"<|end|>')
+
+
+def test_texts_that_a_template_refuses_in_its_own_form_are_rendered_in_the_next() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.function.arguments.city is not string %}"
+        "{{ raise_exception('no city') }}{% endif %}<{{ c.function.arguments.city }}>{% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    asked = {"role": "assistant", "content": "", "tool_calls": [call(1, '{"city": 3}')]}
+    assert ChatTemplate(source).render([user("a"), asked]) == 'a[{"name": "weather", "arguments": {"city": 3}}]'
+
+
+def test_a_call_without_arguments_is_not_lost() -> None:
+    messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call(1, "{}")]}]
+    assert '"name": "weather"' in ChatTemplate(TEMPLATES["chatml"]).render(messages)
+
+
+@pytest.mark.parametrize("of_refusal", ["refusal", "content"])
+def test_the_text_of_a_refusal_is_kept(of_refusal: str) -> None:
+    parts: Any = {"refusal": "No.", "content": [{"type": "refusal", "refusal": "No."}]}[of_refusal]
+    text = ChatTemplate(TEMPLATES["chatml"]).render([user("a"), {"role": "assistant", of_refusal: parts}])
+    assert text.count("No.") == 1
+
+
+def test_a_function_call_of_old_is_a_call_that_the_functions_message_answers() -> None:
+    asked = {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
+    messages = [user("a"), asked, {"role": "function", "name": "weather", "content": "sunny"}, user("b")]
+    _, asks, answers, _ = turns_of(messages)
+    assert asks["tool_calls"][0]["id"] == answers["tool_call_id"] and answers["role"] == "tool"
+    assert '"arguments": {"city": "Ulm"}' in ChatTemplate(TEMPLATES["qwen"]).render(messages)
+    asked["function_call"] = {"name": "weather", "arguments": "[]"}
+    with pytest.raises(BadRequest, match=r"messages\[1\]\.function_call\.arguments"):
+        turns_of(messages)
 
 
 def test_a_system_message_and_tools_begin_the_first_users_where_there_is_no_such_role() -> None:
