@@ -59,7 +59,7 @@ def output_expression(body: RequestBody) -> tuple[str, str]:
     wishes: list[tuple[str, str, Any]] = []
     format_ = body.response_format or {"type": "text"}
     match format_.get("type"):
-        case "json_object" if "schema" in format_:  # as llama.cpp has it
+        case "json_object" if format_.get("schema") is not None:  # as llama.cpp has it
             wishes.append(("response_format", "json", format_["schema"]))
         case "json_object":
             wishes.append(("response_format", "json_object", True))

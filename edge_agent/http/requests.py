@@ -57,7 +57,7 @@ _KNOWN = frozenset(
 )
 """Fields without a type of their own that are honoured, by `answer_grammar`, or change no answer."""
 _OF_ROLES: Mapping[str, set[str]] = {
-    "assistant": {"role", "name", "tool_calls"},
+    "assistant": {"role", "name", "tool_calls", "function_call", "refusal"},
     "tool": {"role", "name", "tool_call_id"},
     "function": {"role", "name", "tool_call_id"},
 }
@@ -195,7 +195,8 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     @property
     def ignored(self) -> str:
         """Return the names of the fields that this server does not know, a list with commas; most are misspelt."""
-        unknown = (name for name in self.model_extra or {} if name not in _HARMLESS and name not in _KNOWN)
+        given = (name for name, value in (self.model_extra or {}).items() if value is not None)
+        unknown = (name for name in given if name not in _HARMLESS and name not in _KNOWN)
         return ", ".join(name if _FIELD.fullmatch(name) else "..." for name in unknown)[:200]
 
     def options(self, choice: int) -> Options:
@@ -283,6 +284,9 @@ class FunctionDefinition(BaseModel, extra="allow", strict=True):
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         _refused(json_problem(self.model_dump(), _MAX_TOOL_BYTES))
+        kind = (self.parameters or {}).get("type", "object")
+        if kind is None or (isinstance(kind, list) and "object" in kind):
+            self.parameters = {**(self.parameters or {}), "type": "object"}
         return self
 
 
@@ -315,7 +319,7 @@ class ContentPart(BaseModel, extra="allow", strict=True):
     type: str
     text: str | None = None
     refusal: str | None = None
-    """Text, too, of a part of the Responses API."""
+    """Text, too."""
 
 
 class ChatMessage(BaseModel, extra="allow", strict=True):
@@ -323,7 +327,11 @@ class ChatMessage(BaseModel, extra="allow", strict=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=_MAX_TOOLS)] | None = None
+    function_call: CalledFunction | None = None
+    """The one call of an assistant, as older clients send it; a message with the role `function` answers it."""
     tool_call_id: str | None = None
+    refusal: str | None = None
+    """Text of an assistant, too."""
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The same as `reasoning_content`, by its other name."""
@@ -350,6 +358,23 @@ class ChatCompletionRequest(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """Whether the answer goes on with the last message, an assistant's."""
+
+    @model_validator(mode="after")
+    def _plain_choice(self) -> Self:
+        """Turn `any` into `required`, and `allowed_tools` into its mode with those tools alone."""
+        if self.tool_choice == "any":
+            self.tool_choice = "required"
+        elif isinstance(self.tool_choice, dict) and self.tool_choice.get("type") == "allowed_tools":
+            given = self.tool_choice.get("allowed_tools")
+            allowed = given if isinstance(given, dict) else self.tool_choice
+            names = [_named_by(one) for one in (allowed["tools"] if isinstance(allowed.get("tools"), list) else ())]
+            tools = {tool.function.name: tool for tool in self.tools or () if tool.function is not None}
+            if unknown := [name for name in names if name not in list(tools)]:
+                self.tool_choice = {"type": "function", "function": {"name": unknown[0]}}  # to be refused by its name
+            else:
+                self.tools = [tool for name, tool in tools.items() if name in names]
+                self.tool_choice = str(allowed.get("mode", "auto"))
+        return self
 
     @property
     def usable_tools(self) -> list[ToolDefinition]:
@@ -407,13 +432,12 @@ class ChatCompletionRequest(RequestBody):
                 raise invalid_value("tools", wrong)
         choice = self.tool_choice
         if isinstance(choice, dict):
-            function = choice.get("function")
-            name = function.get("name") if isinstance(function, dict) else None
+            name = _named_by(choice)
             if choice.get("type") != "function" or name not in names:
                 message = f"tool_choice names the function {str(name)[:80]!r}, must name one of the tools"
                 raise invalid_value("tool_choice", message)
         elif choice not in (None, "none", "auto", "required"):
-            bound = "must be 'none', 'auto', 'required' or a function"
+            bound = "must be 'none', 'auto', 'required', a function or allowed_tools"
             raise invalid_value("tool_choice", f"tool_choice is {choice[:40]!r}, {bound}")
         elif choice == "required" and not names:
             raise invalid_value("tool_choice", "tool_choice is 'required', and there are no tools")
@@ -448,6 +472,12 @@ class ChatCompletionRequest(RequestBody):
         return False if self.reasoning_effort == "none" else None
 
 
+def _named_by(choice: object) -> object:
+    """Return the name of the function in a choice of a tool; None where there is none."""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def _message(field: str, message: ChatMessage) -> Message:
     told = message.model_dump(include=_OF_ROLES.get(message.role, {"role", "name"}), exclude_none=True)
     if message.role == "assistant" and (reasoning := message.reasoning_content or message.reasoning):
@@ -460,7 +490,8 @@ def _content(field: str, content: str | list[ContentPart] | None) -> str:
         return content
     texts = []
     for i, part in enumerate(content or ()):
-        if part.type != "text" or part.text is None:
+        text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+        if text is None:
             raise unsupported(f"{field}.content[{i}]", f" unless it is text; its type is {part.type[:40]!r}")
-        texts.append(part.text)
+        texts.append(text)
     return "".join(texts)

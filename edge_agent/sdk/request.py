@@ -217,10 +217,21 @@ def check_messages(messages: object) -> tuple[Message, ...]:
         if not isinstance(message, Mapping):
             refuse(f"messages[{i}]", message, 'a mapping with "role" and "content"')
         _check_calls(f"messages[{i}].tool_calls", message.get("tool_calls"))
-        for key in ("role", "content"):
-            given = message.get(key)
-            if not isinstance(given, str) and not (key == "content" and given is None and message.get("tool_calls")):
-                refuse(f"messages[{i}].{key}", given, "a text")
+        if (called := message.get("function_call")) is not None:
+            _check_calls(f"messages[{i}].function_call", [{"function": called}])
+        role, content, refusal = (message.get(key) for key in ("role", "content", "refusal"))
+        if not isinstance(role, str):
+            refuse(f"messages[{i}].role", role, "a text")
+        if not isinstance(refusal, str | None):
+            refuse(f"messages[{i}].refusal", refusal, "a text")
+        for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+                refuse(f"messages[{i}].content[{j}]", part, 'a part with the type "text" and its text')
+        if not isinstance(content, str | list | tuple) and not (
+            content is None and (message.get("tool_calls") or called or refusal)
+        ):
+            refuse(f"messages[{i}].content", content, "a text or a list of text parts")
     return tuple(messages)
 
 

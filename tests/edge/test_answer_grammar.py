@@ -220,6 +220,7 @@ def test_the_grammar_begins_after_the_reasoning(request: pytest.FixtureRequest, 
         ({"structured_outputs": {"grammar": 'start: "a" B\nB: /[0-9]+/'}}, "a12", "a"),
         ({"guided_json": NUMBER}, '{"a": 5}', "{}"),
         ({"response_format": {"type": "json_object"}}, '{"x": [null]}', "[]"),
+        ({"response_format": {"type": "json_object", "schema": None}}, '{"x": [null]}', "[]"),
         ({"response_format": SCHEMA}, '{"a":5}', "{}"),
     ],
 )

@@ -105,7 +105,7 @@ async def test_fields_are_read_as_other_servers_read_them(web: httpx.AsyncClient
 
 
 async def test_unknown_fields_are_named_in_the_answer(web: httpx.AsyncClient) -> None:
-    body = {"prompt": "x", "max_tokens": 1, "user": "me", "temprature": 0, "a\r\nb": 1}
+    body = {"prompt": "x", "max_tokens": 1, "user": "me", "temprature": 0, "a\r\nb": 1, "unset": None}
     for stream in (False, True):
         answer = await web.post("v1/completions", json={**body, "stream": stream})
         assert answer.status_code == 200 and answer.headers["x-outrider-ignored"] == "temprature, ..."

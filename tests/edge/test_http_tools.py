@@ -12,6 +12,7 @@ from saying import ARGUMENTS, CALL, QWEN, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
 from edge_agent.http.requests import ChatCompletionRequest
+from edge_agent.target.chat_template import ChatTemplate
 from edge_agent.target.tokenizer import TargetTokenizer
 
 ASKED: list[Any] = [{"role": "user", "content": "How is the weather in Köln?"}]
@@ -271,6 +272,39 @@ def test_arguments_of_a_call_may_come_as_an_object_or_not_at_all(given: dict[str
     assert body.template_variables()["tools"] == [{"type": "function", "function": {"name": "f"}}]
 
 
+@pytest.mark.parametrize("kind", [None, ["object", "null"], ["null", "object"]])
+def test_parameters_that_may_be_an_object_are_one(kind: Any) -> None:
+    tools = [tool(parameters={"type": kind, "properties": {}})]
+    body = ChatCompletionRequest.model_validate({"messages": ASKED, "tools": tools})
+    body.refuse_unsupported()
+    assert body.functions[0].parameters == {"type": "object", "properties": {}}
+
+
+def test_any_tool_must_be_called_and_of_allowed_ones_no_other_is_known() -> None:
+    tools = [tool(), {"type": "function", "function": {"name": "g"}}]
+    of_g = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    for choice, names in (("any", ["f", "g"]), ({"type": "allowed_tools", "allowed_tools": of_g}, ["g"])):
+        body = ChatCompletionRequest.model_validate({"messages": ASKED, "tools": tools, "tool_choice": choice})
+        body.refuse_unsupported()
+        assert body.must_call and [one.name for one in body.functions] == names
+
+
+def test_the_one_call_of_an_older_client_and_the_text_of_a_refusal_reach_the_template() -> None:
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ARGUMENTS}},
+        {"role": "function", "name": "f", "content": "sunny"},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "Never."}]},
+    ]
+    body = ChatCompletionRequest.model_validate({"messages": messages})
+    text = ChatTemplate(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{{ m.tool_call_id }}{{ m.content }}{% endfor %}"
+    ).render(body.template_messages())
+    assert text == f"{ASKED[0]['content']}call_1{ARGUMENTS}call_1sunnyNo.Never."
+
+
 async def test_what_is_beyond_the_bounds_is_refused_by_name(url: str) -> None:
     call = {"function": {"name": "f", "arguments": "[" * 40 + "]" * 40}}
     cases: list[tuple[dict[str, Any], str, str]] = [
@@ -282,6 +316,8 @@ async def test_what_is_beyond_the_bounds_is_refused_by_name(url: str) -> None:
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool()]}, "tool_choice", "'g'"),
         ({"tool_choice": {"type": "function", "function": {"name": []}}, "tools": [tool()]}, "tool_choice", "'[]'"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [tool()]}, "tools": []}, "tool_choice", "'f'"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "tools", "the type of f's parameters is 'string'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "an object with a schema"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "the target has no token that ends a sequence"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "a list of texts, at least one"),

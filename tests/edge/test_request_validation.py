@@ -63,6 +63,24 @@ def test_what_stands_for_a_number_is_taken() -> None:
     assert len(check_messages([{"role": "user", "content": "x"}])) == 1
 
 
+def test_contents_may_be_lists_of_text_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    called = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+    refused = {"role": "assistant", "refusal": "No."}
+    assert len(check_messages([{"role": "user", "content": parts}, called, refused])) == 3
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"content": [*parts, {"type": "image_url"}]}, r"messages\[0\]\.content\[2\]"),
+        ({"content": [{"type": "text", "text": 3}]}, r"messages\[0\]\.content\[0\]"),
+        ({"content": ["a"]}, r"messages\[0\]\.content\[0\]"),
+        ({"content": None}, r"messages\[0\]\.content"),
+        ({"content": "a", "refusal": 3}, r"messages\[0\]\.refusal"),
+        ({"function_call": {"arguments": "{}"}}, r"messages\[0\]\.function_call"),
+    ]
+    for message, said in wrong:
+        with pytest.raises(BadRequest, match=said):
+            check_messages([{"role": "assistant", **message}])
+
+
 @pytest.mark.parametrize("key", ["schlüssel", "two\nlines", b"bytes"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: Any) -> None:
     with pytest.raises(BadRequest, match="api_key") as caught:
