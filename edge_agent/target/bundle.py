@@ -116,13 +116,13 @@ class BundleLoader:
         """
         ref = artifact_of(self.description, "draft")
         if ref is None:
-            return self._without_model("the verifier offers no draft", logging.INFO)
+            return self._without_model("the verifier offers no draft model", logging.INFO)
         if self.settings.release_keys:
             return self._without_model(UNSIGNED, logging.WARNING)
         try:
             await asyncio.to_thread(library)  # before anything is fetched in vain
         except ImportError as error:
-            return self._without_model(str(error), logging.INFO)
+            return self._without_model(str(error), logging.WARNING)
         try:
             return await load_files(await self._fetched(ref), ref.name, digest(ref))
         except ModelRefused as error:
@@ -130,7 +130,7 @@ class BundleLoader:
 
     def _without_model(self, why: str, level: int) -> Draft:
         log.log(level, "%s; n-grams of the text draft", why)
-        return ngram_draft(why if level > logging.INFO else "")
+        return ngram_draft(why)
 
     async def _fetched(self, ref: pb.Artifact) -> Path:
         return await cached(self.cache, ref, self.fetch)

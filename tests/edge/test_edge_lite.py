@@ -13,7 +13,7 @@ from tools.install import NEEDS_LLAMA, ROOT
 
 
 async def test_without_llama_cpp_n_grams_draft_and_no_draft_is_fetched(
-    client: AsyncClient, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+    client: AsyncClient, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing() -> None:
         raise ImportError("llama-cpp-python cannot be imported")
@@ -23,6 +23,18 @@ async def test_without_llama_cpp_n_grams_draft_and_no_draft_is_fetched(
     assert completion.statistics.draft == "ngram" and completion.statistics.accepted > 0
     assert b'outrider_edge_drafted_requests_total{source="ngram"} 1.0' in client.metrics.render()
     assert len({digest for digest, _ in verifier.fetches}) == 2  # the tokenizer and the template
+    assert completion.statistics.draft_failure == "llama-cpp-python cannot be imported"
+    assert [one.levelname for one in caplog.records if "llama-cpp-python" in one.getMessage()] == ["WARNING"]
+
+
+async def test_that_a_verifier_offers_no_draft_is_said_in_statistics_and_metrics(
+    client: AsyncClient, verifier: FakeVerifier
+) -> None:
+    del verifier.script.artifacts["draft"]
+    completion = await client.generate("x", max_tokens=5)
+    assert completion.statistics.draft == "ngram"
+    assert completion.statistics.draft_failure == "the verifier offers no draft model"
+    assert b"outrider_edge_draft_failures_total 1.0" in client.metrics.render()
 
 
 def test_the_extra_for_devices_without_a_model_is_that_of_devices_less_llama_cpp() -> None:
