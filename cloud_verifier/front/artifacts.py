@@ -13,8 +13,8 @@ from outrider.core.errors import BadRequest, ModelRefused, NotFound
 from outrider.wire.v1 import session_pb2 as pb
 
 CHUNK_BYTES = 1 << 18
-DEFAULT_TEMPLATE = "default"
-"""The name of the chat template to take if there are several, as transformers does."""
+DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
+"""The names of the chat templates to take if there are several, without tools and with them, as transformers does."""
 
 
 class Catalogue:
@@ -71,14 +71,27 @@ class Catalogue:
 
 
 def chat_template(model: Path) -> str:
-    """Return the target's chat template, from chat_template.jinja or tokenizer_config.json; "" if there is none."""
+    """Return the target's chat template, which of named ones takes that for tools where there are some; "" for none.
+
+    It is in chat_template.jinja and additional_chat_templates, else in tokenizer_config.json or chat_template.json.
+    """
+    files = sorted((model / "additional_chat_templates").glob("*.jinja"))
+    found: dict[Any, Any] = {path.stem: path.read_text(encoding="utf-8") for path in files}
     if (path := model / "chat_template.jinja").is_file():
-        return path.read_text(encoding="utf-8")
-    template = _json(model / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get(DEFAULT_TEMPLATE)
-    return template if isinstance(template, str) else ""
+        found[DEFAULT_TEMPLATE] = path.read_text(encoding="utf-8")
+    for config in () if found else ("chat_template.json", "tokenizer_config.json"):
+        template = _json(model / config).get("chat_template")
+        if isinstance(template, list):
+            template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        if template:
+            found = template if isinstance(template, dict) else {DEFAULT_TEMPLATE: template}
+    named = {name: text for name, text in found.items() if isinstance(text, str)}
+    with_tools = named.pop(TOOLS_TEMPLATE, "")
+    without = named.get(DEFAULT_TEMPLATE) or next(iter(named.values()), with_tools)
+    if not with_tools or with_tools == without:
+        return without
+    with_tools, without = (text.removesuffix("\n") for text in (with_tools, without))  # as Jinja does at the end
+    return f"{{%+ if tools +%}}{with_tools}{{%+ else +%}}{without}{{%+ endif +%}}"
 
 
 def special_tokens(model: Path) -> dict[str, str]:

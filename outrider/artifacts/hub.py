@@ -27,8 +27,10 @@ ANSWER_TIMEOUT_S = 10.0
 """Seconds that the hub may take to say what a repository holds."""
 _WANTED = ("*.json", "*.jinja", "*.safetensors")
 """What a target consists of: never code, and no weights that are pickled."""
-_UNWANTED = ("*/*", "consolidated*")
-"""Other formats in folders of their own, and Mistral's second copy of the weights."""
+_TEMPLATES = "additional_chat_templates"
+"""The one folder of a repository that is fetched."""
+_UNWANTED = (*(f"{_TEMPLATES[:i]}[!{letter}]*/*" for i, letter in enumerate(_TEMPLATES)), "consolidated*")
+"""Other formats in folders of their own, whose names begin differently, and Mistral's second copy of the weights."""
 _ID = re.compile(
     r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:\s]+))?(:(?P<file>[^@:\s]+))?", re.ASCII
 )  # nothing that begins with a slash, a dot or ~

@@ -84,6 +84,14 @@ def test_of_a_target_its_settings_and_safetensors_are_fetched_once_and_nothing_e
     assert fetch_target(given) == folder and hub.fetched == []
 
 
+def test_named_chat_templates_are_fetched_from_their_folder(hub: Hub) -> None:
+    named = "additional_chat_templates/tool_use.jinja"
+    hub.repositories["org/named"] = Repository({**WHOLE, named: b"{{ tools }}", "adapter/adapter.json": b"{}"})
+    folder = fetch_target("org/named")
+    assert (folder / named).read_bytes() == b"{{ tools }}"
+    assert [one.name for one in folder.iterdir() if one.is_dir()] == ["additional_chat_templates"]
+
+
 def test_a_draft_that_breaks_off_goes_on_and_the_only_gguf_file_needs_no_name(hub: Hub) -> None:
     hub.breaks["draft-q8.gguf"] = 500_000
     for given, name, data in (

@@ -7,10 +7,11 @@ import json
 
 import grpc
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from scripted_engine import front, until
 
 from cloud_verifier.front import service
-from cloud_verifier.front.artifacts import CHUNK_BYTES, Catalogue
+from cloud_verifier.front.artifacts import CHUNK_BYTES, Catalogue, chat_template
 from outrider.core.errors import BadRequest, ModelRefused, NotFound, Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2
@@ -48,6 +49,37 @@ def test_a_template_in_the_tokenizers_configuration_is_found(model):
     (model / "chat_template.jinja").unlink()
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
     assert content_of(Catalogue.of_target(model, None), "template") == b"{{ x }}"
+
+
+NAMED = {"tool_use": "{{ tools }}\n", "default": " {{ x }}\n \n", "rag": "{{ documents }}"}
+IN_FILES = {f"additional_chat_templates/{name}.jinja": NAMED[name] for name in ("rag", "tool_use")}
+LISTED = [{"name": name, "template": text} for name, text in NAMED.items()]
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "with_tools"),
+    [
+        ({"chat_template.json": json.dumps({"chat_template": "{{ x }}"})}, "1", "1"),
+        ({"tokenizer_config.json": json.dumps({"chat_template": LISTED})}, " 1\n ", "[2]"),
+        ({"tokenizer_config.json": json.dumps({"chat_template": LISTED[:1]})}, "", "[2]"),
+        ({"tokenizer_config.json": json.dumps({"chat_template": LISTED[2:]})}, "3", "3"),
+        ({"chat_template.jinja": NAMED["default"], **IN_FILES}, " 1\n ", "[2]"),
+        (IN_FILES, "3", "[2]"),
+        ({"tokenizer_config.json": json.dumps({"chat_template": [{"name": 1}, 2]})}, None, None),
+    ],
+)
+def test_named_templates_are_one_that_takes_the_one_for_tools_where_there_are_some(model, files, text, with_tools):
+    (model / "chat_template.jinja").unlink()
+    for name, content in files.items():
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(content)
+    source = chat_template(model)
+    if text is None:
+        assert source == ""
+        return
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    assert template.render(x=1, documents=3) == text
+    assert template.render(x=1, documents=3, tools=[2]) == with_tools
 
 
 def test_special_tokens_are_served_by_name_however_they_are_written(model):
