@@ -162,7 +162,11 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
             said = draw(
                 st.sampled_from(["content", "parts", "refusal"] if role == "assistant" else ["content", "parts"])
             )
-            message = {"role": role, "content": text or "", "tool_calls": draw(st.sampled_from([None, []]))}
+            message: dict[str, Any] = {
+                "role": role,
+                "content": text or "",
+                "tool_calls": draw(st.sampled_from([None, []])),
+            }
             if said == "parts":
                 message["content"] = [{"type": "text", "text": text or ""}, {"type": "refusal", "refusal": ""}]
             elif said == "refusal":
