@@ -81,9 +81,10 @@ def _scores(
     """Return the perturbed scores `[V]`, and for each token the probability of those before it less `top_p`: it may be
     chosen where that is below 0."""
     scores: Array = logits.copy()
-    for token, count in Counter([*prompt, *before]).items():
+    counts = Counter(before)
+    for token in {*prompt, *before}:
         value = scores[token] / repetition_penalty if scores[token] > 0 else scores[token] * repetition_penalty
-        scores[token] = value - presence_penalty - frequency_penalty * count
+        scores[token] = value - presence_penalty * (token in counts) - frequency_penalty * counts[token]
     if temperature == 0.0:
         return scores, np.full(len(scores), -1.0)
     log_p = scores / temperature

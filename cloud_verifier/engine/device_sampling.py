@@ -263,7 +263,7 @@ def _penalised(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
         count, repetition, presence, frequency = values.unbind(1)
         own = out[at]
         own = torch.where(own > 0, own / repetition, own * repetition)
-        written.append((at, own - presence - frequency * count))
+        written.append((at, own - presence * (count > 0) - frequency * count))
     for at, own in written:
         out[at] = own
     at, bias = _at(*_columns(biases), out)

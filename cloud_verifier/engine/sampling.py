@@ -29,7 +29,7 @@ FEW = 1024
 class Sampler:
     """Chooses tokens for one session; the same logits at the same position always give the same token.
 
-    key: of the session's noise; 0 if greedy. counts: tokens of prompt and output so far; empty without penalties.
+    key: of the session's noise; 0 if greedy. counts: of the tokens so far; empty without penalties.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Sampler:
         self.constraint = constraint
         self.key = 0 if params.greedy else session_key(params.seed, prompt)
         self._penalised, self._filtered = params.penalised, params.filtered
-        self.counts = TokenCounts([*prompt, *output] if self._penalised else ())
+        self.counts = TokenCounts(prompt, output) if self._penalised else TokenCounts()
 
     def choose(
         self, row: torch.Tensor | Row, position: int, path: Sequence[int], children: Collection[int] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,16 @@ _REACHES = (4.0, 10.0, math.inf)
 
 
 class TokenCounts:
-    """Arrays that count a session's tokens in prompt and output, so that penalties need no loop over all tokens."""
+    """Arrays that count a session's tokens, so that penalties need no loop over all of them: each token of prompt and
+    output is known, and only its occurrences in the output count."""
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
+    def __init__(self, prompt: Iterable[int] = (), output: Iterable[int] = ()) -> None:
         self._index: dict[int, int] = {}
         """token -> its index in the arrays"""
         self._ids = np.zeros(64, dtype=np.int64)
         self._times = np.zeros(64, dtype=np.float64)
-        self.add(tokens)
+        self._add(dict.fromkeys(prompt, 0))
+        self.add(output)
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -38,17 +40,20 @@ class TokenCounts:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """Return how often each of `ids` occurred, `[n]`; a view."""
+        """Return how often each of `ids` occurred in the output, `[n]`; a view."""
         return self._times[: len(self._index)]
 
     def of(self, token: int) -> int:
-        """Return how often one token occurred."""
+        """Return how often one token occurred in the output."""
         index = self._index.get(token)
         return 0 if index is None else int(self._times[index])
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Count further tokens."""
-        for token, times in Counter(tokens).items():
+        """Count further tokens of the output."""
+        self._add(Counter(tokens))
+
+    def _add(self, counts: Mapping[int, int]) -> None:
+        for token, times in counts.items():
             index = self._index.get(token)
             if index is None:
                 index = self._index[token] = len(self._index)
@@ -62,7 +67,8 @@ class TokenCounts:
 def penalise(logits: Logits, params: SamplingParams, counts: TokenCounts, path: Iterable[int] = ()) -> Logits:
     """Apply penalties and bias to logits `[V]`; returns a new array, or `logits` itself if none is on.
 
-    counts: occurrences in prompt and output. path: the node's own ancestors, which count as output.
+    The repetition penalty is for tokens of prompt and output, the others are for those of the output alone, as in vLLM.
+    counts: of both. path: the node's own ancestors, which count as output.
     """
     if not params.penalised:
         return logits
@@ -88,7 +94,7 @@ def _penalise_ids(
         ids, times = ids[known], times[known]
     values = logits[ids]
     values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    out[ids] = values - params.presence_penalty - params.frequency_penalty * times
+    out[ids] = values - params.presence_penalty * (times > 0) - params.frequency_penalty * times
 
 
 def log_softmax(logits: Logits) -> Logits:

@@ -59,7 +59,7 @@ def propose(
 ) -> list[Proposal]:
     """Return the `count` best children by log q + g (by log q if sampling is greedy), q after the target's processors.
 
-    logits: `[V]`. key: the session's noise key. position: of the children. counts: occurrences in prompt and output.
+    logits: `[V]`. key: the session's noise key. position: of the children. counts: of the tokens before.
     path: tokens between these and the children. Exact, except that of less likely tokens than the first
     _MAX_CANDIDATES few are looked for, and their probability is estimated.
     """

@@ -48,11 +48,11 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop tokens less likely than this share of the most likely one; 0 is off."""
     repetition_penalty: float = 1.0
-    """Divide positive and multiply negative logits of tokens that occurred (CTRL, arXiv 1909.05858); 1 is off."""
+    """Divide positive and multiply negative logits of tokens in prompt or output (CTRL, arXiv 1909.05858); 1 is off."""
     presence_penalty: float = 0.0
-    """Subtract this from tokens that occurred; 0 is off."""
+    """Subtract this from tokens that occurred in the output; 0 is off."""
     frequency_penalty: float = 0.0
-    """Subtract this for each time that the token occurred; 0 is off."""
+    """Subtract this for each time that the token occurred in the output; 0 is off."""
     seed: int = 0
     """64 bits; with the prompt's hash it keys the noise."""
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -105,7 +105,7 @@ class Reference:
         return out
 
     def _choose(self, logits: np.ndarray, params: SamplingParams, prompt: list[int], out: list[int]) -> int:
-        scores = penalise(logits.astype(np.float64), params, TokenCounts(prompt + out))
+        scores = penalise(logits.astype(np.float64), params, TokenCounts(prompt, out))
         if not params.greedy:
             key = position_key(session_key(params.seed, prompt), len(out))
             scores = filtered_log_probs(scores, params) + gumbel(key, np.arange(len(scores)))

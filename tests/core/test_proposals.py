@@ -16,7 +16,7 @@ LOGITS = np.log(np.array([0.5, 0.25, 0.25], dtype=np.float64))
 
 def test_a_token_that_occurred_is_proposed_after_one_that_did_not() -> None:
     params = SamplingParams(presence_penalty=1.0)
-    assert [p.token for p in propose(LOGITS, params, 0, 0, TokenCounts([0]), [1], 4)] == [2, 0, 1]
+    assert [p.token for p in propose(LOGITS, params, 0, 0, TokenCounts((), [0]), [1], 4)] == [2, 0, 1]
 
 
 @pytest.mark.parametrize("deviation", [0.3, 1.0, 3.0])

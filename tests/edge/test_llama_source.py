@@ -54,7 +54,7 @@ class Reference:
 
     def token(self, generated: list[int]) -> int:
         logits = self._context.reset([*PROMPT, *generated]).astype(np.float64)
-        logits = penalise(logits, self._sampling, TokenCounts([*PROMPT, *generated]))
+        logits = penalise(logits, self._sampling, TokenCounts(PROMPT, generated))
         if self._sampling.greedy:
             return int(logits.argmax())
         noise = gumbel(position_key(self._key, len(generated)), np.arange(logits.shape[0]))

@@ -83,10 +83,11 @@ class Reference:
 def perturbed(logits: Scores, prompt: Sequence[int], before: Sequence[int], sampling: Sampling) -> Scores:
     """Return the scores whose greatest is the target's token: log-probabilities plus the position's noise."""
     scores = logits.copy()
-    for token, count in Counter([*prompt, *before]).items():
+    counts = Counter(before)
+    for token in {*prompt, *before}:
         rate = sampling.repetition_penalty
         scores[token] = scores[token] / rate if scores[token] > 0 else scores[token] * rate
-        scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
+        scores[token] -= sampling.presence_penalty * (token in counts) + sampling.frequency_penalty * counts[token]
     for token, bias in sampling.logit_bias.items():
         scores[token] += bias
     if sampling.temperature == 0:

@@ -41,7 +41,7 @@ class LlamaSource:
         """Read the sequence. Raises ContextFull where it is longer than the draft's context, BadRequest where it breaks
         its grammar."""
         self._task = task
-        self._counts = TokenCounts((*task.prompt, *task.received) if task.sampling.penalised else ())
+        self._counts = TokenCounts(task.prompt, task.received) if task.sampling.penalised else TokenCounts()
         self._constraint = task.constraint()
         self._position = len(task.received)
         logits = self._context.reset([*task.prompt, *task.received])

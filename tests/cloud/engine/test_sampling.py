@@ -17,7 +17,7 @@ def test_penalties_count_the_path_of_the_row_too() -> None:
     row = torch.tensor([0.0, 2.0, 1.5])
     assert sampler.choose(row, 0, []) == 1
     assert sampler.choose(row, 0, [1]) == 2
-    assert Sampler(params, [1]).choose(row, 0, []) == 2
+    assert Sampler(params, [1]).choose(row, 0, []) == 1
     assert Sampler(params, [], [1]).choose(row, 0, []) == 2
     sampler.commit([1])
     assert sampler.choose(row, 0, []) == 2

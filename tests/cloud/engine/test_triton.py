@@ -293,7 +293,7 @@ def rows_of_requests(vocabulary: int) -> tuple[torch.Tensor, list[tuple[Sampler,
         {"min_p": 0.02},
         {"temperature": 0.01},
         {"top_k": 2_000, "top_p": 0.9},
-        {"repetition_penalty": 1.2},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.7, "frequency_penalty": 0.3},
     ]
     samplers = [Sampler(SamplingParams(**{"temperature": 0.8, "seed": 5} | way), [3, 4]) for way in ways]  # type: ignore[arg-type]
     wanted = [(sampler, position, [9, 9, 4][:position]) for position in range(4) for sampler in samplers]
