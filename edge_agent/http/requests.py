@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from edge_agent.http.errors import invalid_value, unsupported
 from edge_agent.sdk.types import Options
 from edge_agent.target.chat_template import Message
+from outrider.core.sampling import MAX_BIAS
 
 MAX_CHOICES = 64
 """Most choices of one request, over all its prompts."""
@@ -210,7 +211,9 @@ class RequestBody(BaseModel, extra="allow", strict=True):
         if self.top_p == 0.0 or 0.0 < options["temperature"] < LEAST_TEMPERATURE:
             options |= {"temperature": 0.0, "top_p": 1.0}
         if self.logit_bias:
-            options["logit_bias"] = {_id(token): value for token, value in self.logit_bias.items()}
+            options["logit_bias"] = {
+                _id(token): min(MAX_BIAS, max(-MAX_BIAS, value)) for token, value in self.logit_bias.items()
+            }
         if (alternatives := self.alternatives()) is not None:
             options["logprobs"] = alternatives
         if self.seed is not None and self.seed != RANDOM_SEED:

@@ -90,7 +90,7 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_GENERATED_TOKENS)] | None = 256
+    max_tokens: Annotated[int, Field(ge=0)] | None = 256
     temperature: float = 0.0
     top_k: Integer = 0
     top_p: float = 1.0
@@ -100,7 +100,7 @@ class Request(BaseModel):
     frequency_penalty: float = 0.0
     seed: Integer | None = None
     grammar: str = ""
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_GENERATED_TOKENS)] = 0
+    min_tokens: Annotated[int, Field(ge=0)] = 0
     logit_bias: Annotated[Mapping[Integer, float], Field(strict=False)] | None = None
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
@@ -165,7 +165,8 @@ class Request(BaseModel):
         vocabulary_size, max_sequence = target.vocabulary_size, target.max_sequence
         most = self.max_tokens
         if most is None:
-            most = min(MAX_GENERATED_TOKENS, max(OPEN_END, max_sequence // 4))
+            most = max(OPEN_END, max_sequence // 4)
+        most = min(most, MAX_GENERATED_TOKENS)
         if max_sequence:
             most = min(most, max(1, max_sequence - len(prompt)))
         _check_length(len(prompt))
@@ -183,7 +184,7 @@ class Request(BaseModel):
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
-            min_tokens=self.min_tokens,
+            min_tokens=min(self.min_tokens, most),
             prompt_logprobs=self.prompt_logprobs,
             undrafted=not self.speculation,
         )

@@ -53,7 +53,8 @@ class Options(TypedDict, total=False):
     ignore_eos: continue past the target's own end.
     speculation: False generates without draft tokens, neither this device's nor the verifier's, to measure what these
     gain. The tokens are the same, or in 16 bits of the same distribution.
-    min_tokens: neither the target's own end nor a stop id comes before so many tokens.
+    min_tokens: neither the target's own end nor a stop id comes before so many tokens, as far as there is room for
+    them, and a stop text that is complete by then does not count.
     acceptance_rule: "coupled" by default: the output is the target's own. "typical" also accepts other draft tokens
     that the target finds likely: more tokens per step, but the output is not the target's own any more, and is marked
     as `lossy`. A verifier refuses it unless its operator allows it.

@@ -8,6 +8,7 @@ from outrider.core.errors import BadRequest, between
 
 MAX_BIASES = 300
 """Token ids whose logits one request may change, as in OpenAI's API."""
+MAX_BIAS = 100.0
 MAX_GRAMMAR_BYTES = 1 << 17
 MAX_DELTA = 1e9
 """At it `delta * exp(-entropy)` exceeds 1 in any vocabulary, so that `epsilon` alone decides."""
@@ -129,6 +130,6 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
         raise BadRequest.bound("number of ids in logit_bias", len(bias), f"at most {MAX_BIASES}")
     for token, value in bias:
         _within("a token id in logit_bias", token, 0, 2**31 - 1)
-        _within("a value in logit_bias", value, -100.0, 100.0)
+        _within("a value in logit_bias", value, -MAX_BIAS, MAX_BIAS)
     if len({token for token, _ in bias}) < len(bias):
         raise BadRequest("logit_bias names a token id twice", field="logit_bias")

@@ -101,7 +101,13 @@ async def test_fields_are_read_as_other_servers_read_them(web: httpx.AsyncClient
     prompt = len(verifier.opens[-1].attach.prompt)
     assert left == 4096
     assert (await attach_of(max_tokens=-1)).max_tokens == left
-    assert (await attach_of(max_completion_tokens=60_000)).max_tokens == 8192 - prompt
+    for many in (60_000, 200_000, 10**9):
+        assert (await attach_of(max_completion_tokens=many)).max_tokens == 8192 - prompt
+    longest = await attach_of(max_tokens=200_000, min_tokens=150_000)
+    assert longest.min_tokens == longest.max_tokens == 8192 - prompt
+    biased = await attach_of(logit_bias={"7": -1000, "9": 101}, top_k=-1)
+    assert sampling_of(biased.sampling).logit_bias == ((7, -100.0), (9, 100.0))
+    assert sampling_of(biased.sampling).top_k == 0
 
 
 async def test_unknown_fields_are_named_in_the_answer(web: httpx.AsyncClient) -> None:
@@ -150,7 +156,8 @@ async def test_wrong_values_are_refused_with_the_field(web: httpx.AsyncClient) -
                 {"n": 65},
                 {"stop": [""]},
                 {"stop_token_ids": [-1]},
-                {"logit_bias": {"1": 500}},
+                {"top_k": -2},
+                {"min_tokens": 17},
                 {"logit_bias": {"a": 5}},
                 {"stream_options": {"include_usage": True}},
                 *({"prompt": prompt} for prompt in ([], "", [[]], [1, 2, 10**9], [1, "x"], "\ud800", None)),
