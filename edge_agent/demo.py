@@ -47,7 +47,7 @@ async def shown(client: AsyncClient, question: str, marks: Marks) -> Completion:
         for drafted, run in itertools.groupby(tokens, key=lambda token: token[0]):
             text = "".join(detokenizer.feed(token) for _, token in run)
             print(f"{begin}{text}{end}" if drafted and text else text, end="", flush=True)
-    print(detokenizer.flush())
+    print()
     return stream.completion
 
 

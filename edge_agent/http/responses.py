@@ -291,8 +291,8 @@ class TextLogprobs:
 
     @property
     def end(self) -> int:
-        """Return the number of characters up to the end of the last token's text."""
-        return self._offset + bool(self._decoder.getstate()[0])  # U+FFFD for a character that is not finished
+        """Return the number of characters up to the end of the last token's text, without one that is not finished."""
+        return self._offset
 
     def write(self, ids: Sequence[int], known: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the next tokens' log-probabilities; null for one that has none, as the first of a prompt."""

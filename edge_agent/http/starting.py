@@ -54,7 +54,10 @@ async def start_chat(
     streams = await _streams(client, body, [ids], grammar, field)
     markers, one_call = form.markers(special, calls=bool(body.usable_tools)), body.parallel_tool_calls is False
     form = replace(form, reasoning=None) if body.reasoning_format == "none" else form
-    parsers = [AnswerParser(form, body.parameters, end, body.stops, one_call=one_call) for _ in streams]
+    least = body.min_tokens or 0
+    parsers = [
+        AnswerParser(form, body.parameters, end, body.stops, min_tokens=least, one_call=one_call) for _ in streams
+    ]
     for stream, parser in zip(streams, parsers, strict=True):
         stream.read_as(markers, parser)
     return streams, bundle, parsers
@@ -102,7 +105,7 @@ def _echo(prompt: str | list[int], bundle: TargetBundle) -> str:
     if isinstance(prompt, str):
         return prompt
     detokenizer = Detokenizer(bundle.tokenizer.table, bundle.tokenizer.special)
-    return "".join(detokenizer.feed(token) for token in prompt if token >= 0) + detokenizer.flush()
+    return "".join(detokenizer.feed(token) for token in prompt if token >= 0)
 
 
 async def bundle_of(client: AsyncClient, name: str | None) -> TargetBundle:

@@ -130,7 +130,7 @@ class CompletionStream(ItemStream[Chunk]):
         self._deadline = deadline
         self.statistics = Statistics(rule=request.sampling.rule)
         self._detokenizer = Detokenizer(bundle.tokenizer.table, bundle.tokenizer.special)
-        self._stops = StopScanner(request.stop)
+        self._stops = StopScanner(request.stop, request.min_tokens)
         self._message = request.message(prompt, bundle.description)
         self._session = self._new_session()
         self._finish_reason: FinishReason | None = None

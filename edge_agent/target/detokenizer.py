@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 class Detokenizer:
     """Reads tokens' bytes incrementally as UTF-8; returned text never changes afterwards.
 
-    A character that is split across tokens, or across Commits, comes with its last byte; invalid bytes become U+FFFD.
-    Special tokens are not text.
+    A character that is split across tokens, or across Commits, comes with its last byte, and not at all if that never
+    comes; invalid bytes become U+FFFD. special: ids that are no text.
     """
 
     def __init__(self, table: Sequence[bytes], special: Collection[int] = ()) -> None:
@@ -23,25 +23,31 @@ class Detokenizer:
             return ""
         return self._decoder.decode(self._table[token])
 
-    def flush(self) -> str:
-        """Return U+FFFD for a character that the end has left unfinished."""
-        return self._decoder.decode(b"", final=True)
-
 
 class StopScanner:
-    """Passes text on until a stop string appears, and holds back a possible beginning of one."""
+    """Passes text on until a stop string appears, and holds back a possible beginning of one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    Stop strings that are complete within the first `min_tokens` tokens do not count, as in vLLM.
+    """
+
+    def __init__(self, stops: Sequence[str], min_tokens: int = 0) -> None:
         self._stops = tuple(stops)
+        self._early = min_tokens
+        """Tokens that must still come before a stop string counts; below 0 afterwards."""
         self._held = ""
         self.hit = False
 
     def feed(self, text: str) -> str:
-        """Return the text that certainly precedes any stop string; "" once one was found."""
+        """Take one more token's text. Return what certainly precedes any stop string; "" once one was found."""
+        self._early -= 1
+        return self._scanned(text)
+
+    def _scanned(self, text: str) -> str:
         if self.hit:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        stops = self._stops if self._early < 0 else ()
+        found = [at for stop in stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.hit = True
             passed, self._held = self._held[: min(found)], ""
@@ -74,5 +80,5 @@ def text_of(
         if stops.hit:
             return text, count, True
     if last:
-        text += stops.feed(detokenizer.flush()) + stops.flush()
+        text += stops.flush()
     return text, len(tokens), stops.hit

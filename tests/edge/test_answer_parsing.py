@@ -247,6 +247,13 @@ def test_a_value_has_the_type_that_the_schema_gives_it(
 THOUGHT = "<think>\nI think four.\n\nYes.\n</think>\n\n"
 
 
+def test_a_stop_counts_once_so_many_tokens_have_come() -> None:
+    parser = AnswerParser(AnswerFormat(None, THINK), stops=["one"], min_tokens=7)
+    for token in ("<think>", "one", "</think>", "one", " and", " one", " and", " one", " more"):
+        parser.feed(token)
+    assert parser.hit and [one.text for one in parser.taken()] == ["one", "one and one and "]
+
+
 @pytest.mark.parametrize("stop", ["four", "\n\n", "think", "</think>", "Köln", "arguments", ". M", "More.x"])
 def test_a_stop_is_looked_for_in_the_content_alone(stop: str) -> None:
     text = f"{THOUGHT}It is 4, four. More.<tool_call>\n{CALL}\n</tool_call>"

@@ -54,6 +54,25 @@ def test_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
     assert text_of(list(b"#xyz"), detokenizer, stops, last=False) == ("", 1, True)
 
 
+def test_a_character_that_the_end_cuts_is_dropped_and_invalid_bytes_before_it_are_shown() -> None:
+    for tokens, text in (
+        (b"ab\xf0\x9f\x99", "ab"),  # the beginning of a character of four bytes
+        (b"a\xff\xe2\x82", "a\ufffd"),
+        (b"a\xe2\x82x\xc3", "a\ufffdx"),
+        (b"ab\xff", "ab\ufffd"),  # never the beginning of anything
+    ):
+        assert text_of(list(tokens), Detokenizer(BYTES), StopScanner(()), last=True) == (text, len(tokens), False)
+    stops = StopScanner(["#"])
+    assert text_of(list(b"a\xe2\x82#"), Detokenizer(BYTES), stops, last=True)[0] == "a\ufffd"  # not the end
+
+
+def test_a_stop_string_does_not_count_before_the_least_number_of_tokens() -> None:
+    text = b"ab##c##d"
+    for least, expected in ((0, "ab"), (3, "ab"), (4, "ab##c"), (6, "ab##c"), (7, "ab##c##d")):
+        got, count, stopped = text_of(list(text), Detokenizer(BYTES), StopScanner(["##"], least), last=True)
+        assert (got, stopped, count >= least) == (expected, expected != text.decode(), True), least
+
+
 # --- the tokenizer's file
 
 

@@ -61,9 +61,10 @@ class AnswerParser(StopScanner):
         prompt: str = "",
         stops: Sequence[str] = (),
         *,
+        min_tokens: int = 0,
         one_call: bool = False,
     ) -> None:
-        super().__init__(stops)
+        super().__init__(stops, min_tokens)
         self.form = form
         self._reader = TextReader()
         self._reading = _answer(self._reader, form, functions or {}, prompt)
@@ -88,7 +89,8 @@ class AnswerParser(StopScanner):
         return [replace(run[0], text="".join(delta.text for delta in run)) for run in runs]
 
     def feed(self, text: str) -> str:
-        """Read more text, and return it."""
+        """Read one more token's text, and return it."""
+        self._early -= 1
         self._read(text)
         return text
 
@@ -106,7 +108,7 @@ class AnswerParser(StopScanner):
                 break
             self._calls += bool(delta.name)
             if delta.kind == "content":
-                self._add(Delta("content", super().feed(delta.text)))
+                self._add(Delta("content", self._scanned(delta.text)))
             elif delta.kind == "reasoning" or self._calls <= self._most_calls:
                 self._add(Delta("content", super().flush()))
                 self._add(delta)
