@@ -51,7 +51,7 @@ class CompletionWriter:
         self._written: dict[int, int] = {}
         """Tokens that were written of each choice that has begun."""
         self._messages = [MessageWriter(body, parser) for parser in parsers if isinstance(body, ChatCompletionRequest)]
-        self._ends = frozenset(bundle.description.eos_token_ids)
+        self._ends = frozenset(bundle.description.eos_token_ids) | set(body.stop_token_ids or ())
         table, silent = bundle.tokenizer.table, bundle.tokenizer.special
         self._text_logprobs = [TextLogprobs(table, silent, len(prefix)) for prefix in prefixes]
         self._head = {

@@ -129,10 +129,12 @@ class CompletionStream(ItemStream[Chunk]):
         self._request = request
         self._deadline = deadline
         self.statistics = Statistics(rule=request.sampling.rule)
-        self._detokenizer = Detokenizer(bundle.tokenizer.table, bundle.tokenizer.special)
         self._stops = StopScanner(request.stop, request.min_tokens)
         self._message = request.message(prompt, bundle.description)
         self._session = self._new_session()
+        self._silent = bundle.tokenizer.special | self._session.end_token_ids
+        """Ids that are no text, among them the one that ends the output, as in vLLM."""
+        self._detokenizer = Detokenizer(bundle.tokenizer.table, self._silent)
         self._finish_reason: FinishReason | None = None
         self._is_offline = False
         """Whether the draft model writes without a verifier."""
@@ -143,9 +145,8 @@ class CompletionStream(ItemStream[Chunk]):
         stops: finds where the output ends, in place of the request's stop texts.
         """
         tokenizer = self._bundle.tokenizer
-        names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
-        silent = frozenset(token for token, name in names.items() if name not in texts)
-        self._detokenizer, self._stops = Detokenizer(tokenizer.table, silent), stops or self._stops
+        shown = {token for token in tokenizer.special if tokenizer.table[token].decode(errors="replace") in texts}
+        self._detokenizer, self._stops = Detokenizer(tokenizer.table, self._silent - shown), stops or self._stops
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:

@@ -8,10 +8,12 @@ import pytest
 from fake_verifier import FakeVerifier, logprobs_of
 from openai import AsyncOpenAI, BadRequestError
 from reciter import TEXT
+from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.responses import TextLogprobs
 from edge_agent.http.serve import serving
+from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import TokenLogprobs
 
@@ -62,6 +64,29 @@ async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
     assert [one.logprob for one in streamed] == [one.logprob for one in logprobs] and not streamed[0].top_logprobs
     with pytest.raises(BadRequestError, match="top_logprobs"):
         await openai.chat.completions.create(**asked, top_logprobs=2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("given", ["eos", "stop"])
+async def test_what_ends_an_answer_is_neither_in_a_chats_log_probabilities_nor_in_its_text(
+    openai: AsyncOpenAI, client: AsyncClient, verifier: FakeVerifier, given: str
+) -> None:
+    tokens = TargetTokenizer(tokenizer_json()).encode_plain(TEXT)
+    end, before = next((one, at) for at, one in enumerate(tokens[12:], 12) if one not in tokens[:12])
+    verifier.script.eos_token_ids = (end,) if given == "eos" else ()
+    stops = [end] if given == "stop" else []
+    asked = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "temperature": 0, "logprobs": True}
+    asked["extra_body"] = {"stop_token_ids": stops}
+    choice = (await openai.chat.completions.create(**asked)).choices[0]  # type: ignore[call-overload]
+    table, streamed = TargetTokenizer(tokenizer_json()).table, b""
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == b"".join(table[token] for token in tokens[:before]).decode()
+    assert b"".join(bytes(one.bytes) for one in choice.logprobs.content).decode() == choice.message.content
+    async for chunk in await openai.chat.completions.create(**asked, stream=True):  # type: ignore[call-overload]
+        if chunk.choices[0].logprobs:
+            streamed += b"".join(bytes(one.bytes) for one in chunk.choices[0].logprobs.content)
+    assert streamed.decode() == choice.message.content
+    completion = await client.generate("x", stop_token_ids=stops)
+    assert completion.text == choice.message.content and completion.token_ids == (*tokens[:before], end)
 
 
 @pytest.mark.parametrize(
