@@ -1,4 +1,4 @@
-"""Hash the files of a target that decide on its tokens, and find the tokens that end its answers."""
+"""Hash the files of a target that decide on its tokens, and find its tokens and those that end its answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from outrider.artifacts.model_files import weight_files
 from outrider.artifacts.store import known_file_digest
 from outrider.core.errors import ModelRefused
+from outrider.core.vocabulary import token_table
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,22 @@ def end_token_ids(directory: Path | None, configured: Iterable[Any], vocabulary:
         except Exception as error:  # a tokenizer or a template may fail in any way
             log.warning("what ends an answer in %s's chat template is not known: %s", directory, error)
     return tuple(dict.fromkeys(one for one in ends if isinstance(one, int) and 0 <= one < vocabulary))
+
+
+def vocabulary_of(directory: Path | None, logits: int, ends: Iterable[int]) -> int:
+    """Return the number of ids that may be chosen: models pad their logits beyond the ids that stand for a token.
+
+    directory: of the target; without a tokenizer.json that can be read all ids count. ends: ids that do in any case.
+    """
+    file = directory and directory / "tokenizer.json"
+    if not file or not file.is_file():
+        return logits
+    try:
+        known = len(token_table(file.read_bytes()))
+    except ModelRefused as error:
+        log.warning("all %d ids may be chosen, since those with a token are not known: %s", logits, error)
+        return logits
+    return min(logits, max([known, *(end + 1 for end in ends)]))
 
 
 def _turn_end(tokenizer: Any) -> int | None:

@@ -38,7 +38,7 @@ from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_
 from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
-from cloud_verifier.engine.weights import Progress, end_token_ids, hash_of
+from cloud_verifier.engine.weights import Progress, end_token_ids, hash_of, vocabulary_of
 from outrider.artifacts.model_files import weight_files
 from outrider.core.errors import ModelRefused
 
@@ -77,7 +77,10 @@ class TargetModel:
         self.deviation: float | None = None
         settings = (getattr(module, "generation_config", None), module.config, self.config)
         configured = [getattr(one, "eos_token_id", None) for one in settings]
-        self.eos_token_ids = end_token_ids(directory, configured, self.vocab_size)
+        logits = int(self.config.vocab_size)
+        self.eos_token_ids = end_token_ids(directory, configured, logits)
+        self.vocab_size = vocabulary_of(directory, logits, self.eos_token_ids)
+        """V, the number of ids that may be chosen, and of logits in a row; the model may have more."""
         architecture.check_layers(module, self.label)
         _install(module, self.label)
         architecture.fix_rope(module)
@@ -129,11 +132,6 @@ class TargetModel:
         )
 
     @property
-    def vocab_size(self) -> int:
-        """Return V, the size of the vocabulary and the number of logits in a row."""
-        return int(self.config.vocab_size)
-
-    @property
     def max_sequence(self) -> int:
         """Return the most positions that the model supports, prompt and output together."""
         return architecture.longest_sequence(self.config)
@@ -174,7 +172,7 @@ class TargetModel:
             outputs = self._outputs(ids, positions, batch.logit_rows, plan)
         logits, *states = outputs
         self.states = states[0] if states else None
-        return logits
+        return logits[:, : self.vocab_size]
 
     def keep_states(self) -> None:
         """Keep the hidden states of each forward pass's logits in `states`.
@@ -196,7 +194,7 @@ class TargetModel:
     def output(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict."""
         logits: torch.Tensor = self.module.get_output_embeddings()(states[None])[0]
-        return logits
+        return logits[:, : self.vocab_size]
 
     def _new_graphs(self) -> GraphedForward | None:
         if self.device.type != "cuda" or self.attention.name != "triton":
@@ -234,7 +232,7 @@ class TargetModel:
             logits: torch.Tensor = self.module(input_ids=row, use_cache=False).logits
         finally:
             self.module.set_attn_implementation(ATTENTION)
-        return logits[0]
+        return logits[0, :, : self.vocab_size]
 
     def _probe(self) -> tuple[LayerShape, ...]:
         """Run one tiny forward pass and return the shapes that every layer passes to its attention."""

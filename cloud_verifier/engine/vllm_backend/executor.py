@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
 from cloud_verifier.engine.vllm_backend.worker import NO_TOKEN, SESSION
+from cloud_verifier.engine.weights import vocabulary_of
 from outrider.core.errors import InternalError, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import TokenLogprobs, sampling_message
 from outrider.core.sampling import SamplingParams as CoreSampling
@@ -45,6 +47,8 @@ class VllmExecutor:
     ) -> None:
         """Take a core whose scheduler is a PlannedScheduler and whose workers are CoupledWorkers."""
         model = core.vllm_config.model_config
+        vocabulary = vocabulary_of(Path(model.model), model.get_vocab_size(), eos_token_ids)
+        core.model_executor.collective_rpc("bound_vocabulary", args=(vocabulary,))
         self.label = label
         self.eos_token_ids = eos_token_ids
         self.cost = StepCost({1: 1e-3})
@@ -53,7 +57,7 @@ class VllmExecutor:
             trees=False,
             nodes_per_step=core.scheduler.num_spec_tokens,
             max_sequence=model.max_model_len,
-            vocabulary=model.get_vocab_size(),
+            vocabulary=vocabulary,
         )
         self.unrecorded = 0
         self._core = core

@@ -60,6 +60,10 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
             )
 
+    def bound_vocabulary(self, count: int) -> None:
+        """Never choose an id at or beyond `count`, which stands for no token."""
+        self.model_runner._sample.vocabulary = count
+
     def load_grammars(self, eos_token_ids: Sequence[int]) -> None:
         """Read the tokenizer before the first session with a grammar comes."""
         with suppress(ModelRefused):  # the engine has told why, and refuses such sessions
@@ -156,11 +160,14 @@ class CoupledSampling:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self.vocabulary: int = runner.model_config.get_vocab_size()
+        """Logits of a row that count."""
         self._device = DeviceSampler.on(torch.device(runner.device))
         self._sessions: dict[str, tuple[Any, Sampler, int]] = {}
         """request id -> (the runner's state of the request, its sampler, generated tokens before the request)"""
 
     def __call__(self, logits: torch.Tensor, meta: Any) -> SamplerOutput:
+        logits = logits[:, : self.vocabulary]
         request_ids, discarded = self._runner.input_batch.req_ids, self._runner.discard_request_mask.np
         counts = list(meta.num_draft_tokens) if meta is not None else [0] * len(request_ids)
         drafts = meta.draft_token_ids.tolist() if meta is not None else []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rig import Rig, client, nothing
 from tiny_targets import make_tiny
 from tokenizers import Tokenizer, models
 
@@ -17,8 +18,9 @@ from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan,
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
-from cloud_verifier.engine.weights import end_token_ids
+from cloud_verifier.engine.weights import end_token_ids, vocabulary_of
 from outrider.core.errors import ModelRefused
+from outrider.core.sampling import SamplingParams
 
 Directory = Callable[[str], Path]
 
@@ -67,6 +69,27 @@ def test_whatever_file_says_so_a_token_ends_an_answer(tmp_path: Path, template: 
     options = {"eos_token": "<|im_end|>", "chat_template": template}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
     assert end_token_ids(tmp_path, [0, None, [5, 900]], 100) == ends
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=100.0, seed=3)], ids=str)
+def test_an_id_that_stands_for_no_token_is_never_chosen(tmp_path: Path, sampling: SamplingParams) -> None:
+    module = make_tiny("llama")
+    with torch.no_grad():
+        module.lm_head.weight[90:] *= 1e3  # rows beyond the tokens, one of which has the greatest logit
+    module.save_pretrained(tmp_path)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens([f"<{i}>" for i in range(90)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = TargetModel.load(tmp_path)
+    check_numerics(model)
+    rig = Rig(model)
+    rig.attach("s", client((1, 2, 3), nothing, max_tokens=40, sampling=sampling, ignore_eos=True))
+    rig.run()
+    assert len(rig.clients["s"].device.received) == 40 and max(rig.clients["s"].device.received) < 90
+    assert rig.executor.capabilities.vocabulary == model.linear_logits([1]).shape[1] == 90
+    assert vocabulary_of(tmp_path, 101, [95]) == 96 and vocabulary_of(tmp_path, 64, [7]) == 64
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert vocabulary_of(tmp_path, 101, []) == vocabulary_of(tmp_path / "none", 101, []) == 101
 
 
 def test_a_model_with_code_of_its_own_is_refused(tiny_directory: Directory, tmp_path: Path) -> None:

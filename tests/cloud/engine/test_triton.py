@@ -305,7 +305,8 @@ def rows_of_requests(vocabulary: int) -> tuple[torch.Tensor, list[tuple[Sampler,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_chosen_on_the_device_are_those_of_the_host(dtype: torch.dtype) -> None:
     logits, wanted = rows_of_requests(5_000)
-    logits = logits.to(DEVICE, dtype)
+    # Part of wider rows, as of a model whose logits go beyond the vocabulary.
+    logits = torch.cat((logits, logits[:, :8] + 50.0), dim=1).to(DEVICE, dtype)[:, :5_000]
     places = Wanted(
         [sampler for sampler, _, _ in wanted],
         np.arange(len(wanted)),
