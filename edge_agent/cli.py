@@ -287,7 +287,7 @@ def _add_sampling(group: Any) -> None:
     text = "divide positive and multiply negative logits of tokens in prompt or output by X; 1 is off [default: 1]"
     add("--repetition-penalty", float, text)
     add("--presence-penalty", float, "subtract X from the logits of tokens in the output; 0 is off [default: 0]")
-    add("--frequency-penalty", float, "subtract X each time that the token occurred in the output; 0 is off [default: 0]")
+    add("--frequency-penalty", float, "subtract X for each time that it is in the output; 0 is off [default: 0]")
     add("--seed", int, "64 bits; the same one gives the same text [default: random]")
     text = "end before this; may be given several times [default: none]"
     group.add_argument("--stop", action="append", metavar="TEXT", help=text)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
 from edge_agent.drafting.sources.base import DraftTask
@@ -45,6 +46,11 @@ class Deadline:
         left = Deadline(Timeout(self._timeout.total, None), self._clock)
         left._begun = self._begun
         return left
+
+    def allows(self, times: float) -> bool:
+        """Return whether work that takes `times` as long as all so far ends before the time is over."""
+        total = self._timeout.total
+        return total is None or times * (self._clock() - self._begun) <= total
 
     @contextlib.asynccontextmanager
     async def enforced(self, *, first_token: bool, why: Callable[[], str] = str) -> AsyncIterator[None]:
@@ -210,7 +216,36 @@ class CompletionStream(ItemStream[Chunk]):
 
     def _at_verifiers(self) -> DeliverySource:
         """Return what the session delivers at verifiers, from its placement on."""
-        return self._sessions.open(self._session, self._bundle, self._request, self.statistics)
+        return contextlib.aclosing(self._verified())
+
+    async def _verified(self) -> AsyncGenerator[Delivery, None]:
+        """Yield what verifiers deliver: a request without max_tokens goes on in another session until the target's end.
+
+        Where none has room for that, the output ends as at its greatest length.
+        """
+        session: DeviceSession | None = self._session
+        while session is not None:
+            before, self._session, session = len(session.received), session, None
+            try:
+                async with self._sessions.open(
+                    self._session, self._bundle, self._request, self.statistics
+                ) as deliveries:
+                    async for delivery in deliveries:
+                        session = self._extended() if delivery.finish is Finish.LENGTH else None
+                        yield delivery if session is None else replace(delivery, finish=Finish.NONE)
+            except OutriderError as error:
+                if not before or len(self._session.received) > before:
+                    raise
+                log.warning("an answer ends after %d tokens: %s", before, error)
+                yield Delivery((), (), (), (), Finish.LENGTH)
+
+    def _extended(self) -> DeviceSession | None:
+        """Return a session that goes on behind the tokens received; None if the request asks for no more of them, or
+        has not the time for these."""
+        session = self._session
+        message = self._request.message(session.prompt, self._bundle.description, received=len(session.received))
+        times = message.max_tokens / session.max_tokens
+        return session.extended(message) if times > 1.0 and self._deadline.allows(times) else None
 
     def _offline_source(self, cause: Unavailable) -> DeliverySource:
         """Return what the draft writes alone. Raises Unavailable if there is no model, or logprobs are asked for."""

@@ -39,11 +39,8 @@ TOO_LONG = "length of prompt"
 """BadRequest.field for a prompt that the target cannot hold."""
 
 OPEN_END = 4096
-"""Most tokens of a request whose max_tokens is None, or a quarter of the target's longest sequence if that is more.
-
-Agents write whole files, and Codex CLI takes an incomplete response for an error. But a session holds room for as many
-tokens as it may generate.
-"""
+"""Tokens that a request whose max_tokens is None asks for at a time, or a quarter of the target's longest sequence if
+that is more: a session reserves room for as many tokens as it may generate, and most answers end long before."""
 MAX_RETRIES = 100
 MAX_STOPS = 64
 MAX_STOP_CHARS = 256
@@ -160,12 +157,15 @@ class Request(BaseModel):
         """Return the sampling parameters, with the seed that was drawn where the caller gave none."""
         return self._sampling
 
-    def message(self, prompt: Sequence[int], target: DescribeResponse) -> Attach:
-        """Return what a session asks for. Raises BadRequest for a prompt or ids that the target cannot take."""
+    def message(self, prompt: Sequence[int], target: DescribeResponse, *, received: int = 0) -> Attach:
+        """Return what a session asks for. Raises BadRequest for a prompt or ids that the target cannot take.
+
+        received: tokens that were generated before; without a max_tokens further ones are asked for.
+        """
         vocabulary_size, max_sequence = target.vocabulary_size, target.max_sequence
         most = self.max_tokens
         if most is None:
-            most = max(OPEN_END, max_sequence // 4)
+            most = received + max(OPEN_END, max_sequence // 4)
         most = min(most, MAX_GENERATED_TOKENS)
         if max_sequence:
             most = min(most, max(1, max_sequence - len(prompt)))

@@ -45,8 +45,9 @@ DEFAULT_RETRIES = 2
 class Options(TypedDict, total=False):
     """Keyword arguments that the client's methods take; SamplingParams explains those of sampling.
 
-    max_tokens: most tokens to generate, 256 by default, as far as the target has room for them; None: 4,096, or
-        a quarter of what the target can hold if that is more.
+    max_tokens: most tokens to generate, 256 by default, as far as the target has room for them; None: as many
+        as it has room for. Verifiers reserve room for 4,096 at a time, or a quarter of what the target can hold if
+        that is more; the output ends there if they have no more, or `timeout` would not suffice for it.
     seed: 64 bits, random by default.
     stop: texts that end the output and are not part of it.
     stop_token_ids: ids that end the output as the target's own end does; at most 64.

@@ -14,7 +14,7 @@ from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings, Statistics, Timeout
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.sdk import generation
+from edge_agent.sdk import generation, request
 from edge_agent.sdk.generation import CompletionStream, Deadline
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.sessions import DeliverySource
@@ -157,3 +157,49 @@ async def test_a_new_client_writes_alone_with_what_an_earlier_one_has_fetched(
             if completion.verified:
                 break
         assert completion.verified and completion.text == TEXT[: len(completion.text)]
+
+
+# --- without max_tokens
+
+
+async def test_an_answer_without_max_tokens_goes_on_until_the_target_holds_no_more(
+    client: AsyncClient, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "OPEN_END", 30)
+    verifier.script.max_sequence = 200
+    whole = await client.generate("x", max_tokens=1000, logprobs=1, prompt_logprobs=0)
+    first, left = verifier.opens[-1].attach, 200 - whole.usage.prompt_tokens
+    assert first.max_tokens == len(whole.token_ids) == left
+    del verifier.opens[:]
+    completion = await client.generate("x", max_tokens=None, min_tokens=120, logprobs=1, prompt_logprobs=0)
+    assert [opening.attach.max_tokens for opening in verifier.opens] == [50, 100, 150, left]  # each in its turn
+    assert [opening.attach.min_tokens for opening in verifier.opens] == [50, 100, 120, 120]
+    assert len({opening.session_id for opening in verifier.opens}) == 4
+    assert (completion.token_ids, completion.text, completion.finish_reason) == (whole.token_ids, whole.text, "length")
+    assert completion.logprobs == whole.logprobs and completion.prompt_logprobs == whole.prompt_logprobs
+    assert completion.statistics.drafted > 0
+
+
+def test_a_deadline_tells_what_there_is_time_for() -> None:
+    now = iter((10.0, 40.0, 40.0))
+    deadline = Deadline(Timeout(total=90.0), lambda: next(now))
+    assert deadline.allows(3.0) and not deadline.allows(3.1)
+    assert Deadline(Timeout(total=None)).allows(1e9)
+
+
+@pytest.mark.parametrize("lacking", ["room", "time"])
+async def test_an_answer_ends_where_no_verifier_has_room_for_more_of_it_or_its_time_does_not_suffice(
+    client: AsyncClient, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(request, "OPEN_END", 30)
+    verifier.script.max_sequence = 200
+    stream = await client.stream("x", max_tokens=None)
+    await stream.next()
+    if lacking == "room":
+        verifier.script.refuse = Overloaded("no room", retry_after_s=0.1)
+    else:
+        monkeypatch.setattr(Deadline, "allows", lambda self, times: False)
+    completion = await stream.drain()
+    assert (len(completion.token_ids), completion.finish_reason) == (50, "length")
+    verifier.script.refuse = None
+    assert completion.text == (await client.generate("x", max_tokens=50)).text

@@ -74,6 +74,13 @@ class DeviceSession:
         self._wire_ids: dict[int, int] = {}
         self._unsent: dict[int, None] = {}
 
+    def extended(self, request: Attach) -> DeviceSession:
+        """Return a new session that goes on behind the tokens of this one, of which `request` asks for more."""
+        session = DeviceSession(request)
+        session.end_token_ids, session.scored = self.end_token_ids, self.scored
+        session.received, session.tree = [*self.received], TokenTree(len(self.received))
+        return session
+
     @property
     def finished(self) -> bool:
         return self.finish is not Finish.NONE
