@@ -13,7 +13,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
-from cloud_verifier.engine.weights import end_token_ids, hash_of
+from cloud_verifier.engine.weights import end_token_ids, hash_of, vocabulary_of
 from cloud_verifier.engine_process.ipc import EngineEnd
 from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_target
 from outrider.core.errors import ModelRefused
@@ -39,9 +39,10 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         nodes=given.nodes_per_step,
         further=given.of_vllm,
     )
-    vocabulary = core.vllm_config.model_config.get_vocab_size()
-    ends = end_token_ids(config.model, [load.eos_token_ids(core)], vocabulary)
-    executor = VllmExecutor(core, limits, label=config.target_name, eos_token_ids=ends)
+    logits = core.vllm_config.model_config.get_vocab_size()
+    ends = end_token_ids(config.model, [load.eos_token_ids(core)], logits)
+    vocabulary = vocabulary_of(Path(config.model), logits, ends)
+    executor = VllmExecutor(core, limits, label=config.target_name, eos_token_ids=ends, vocabulary=vocabulary)
     progress("checking that draft tokens change no output")
     load.check_outputs(executor, limits, half=core.vllm_config.model_config.dtype.itemsize < 4)
     progress("measuring what a step costs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
+from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from outrider.core.errors import ModelRefused
@@ -152,6 +154,18 @@ def serve(folder: Path, **options: Any) -> int:
 @pytest.mark.parametrize("kind", SERVED)
 def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED[kind]())) == ALL
+
+
+def test_an_id_beyond_the_vocabulary_is_never_chosen(tmp_path: Path) -> None:
+    core = load.engine_core(made(tmp_path / "target", SERVED["llama"]()), CONFIG, dtype="float32", nodes=8)
+    try:
+        executor = VllmExecutor(core, CONFIG, label="target", vocabulary=100)  # of 512 logits
+        assert executor.capabilities.vocabulary == 100
+        prompts = [[seed, 5, 9] for seed in range(8)]
+        found = load._continue(Engine(executor, CONFIG), "", prompts, {}, random.Random(0))
+        assert all(token < 100 for tokens in found for token, _ in tokens)
+    finally:
+        core.shutdown()
 
 
 def test_a_context_that_does_not_fit_is_refused_with_what_to_set(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
 from cloud_verifier.engine.vllm_backend.worker import NO_TOKEN, SESSION
-from cloud_verifier.engine.weights import vocabulary_of
 from outrider.core.errors import InternalError, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import TokenLogprobs, sampling_message
 from outrider.core.sampling import SamplingParams as CoreSampling
@@ -43,11 +41,20 @@ class VllmExecutor:
     """Implements TargetExecutor. Its steps are chains: vLLM evaluates no trees."""
 
     def __init__(
-        self, core: EngineCore, config: EngineConfig, *, label: str, eos_token_ids: tuple[int, ...] = ()
+        self,
+        core: EngineCore,
+        config: EngineConfig,
+        *,
+        label: str,
+        eos_token_ids: tuple[int, ...] = (),
+        vocabulary: int | None = None,
     ) -> None:
-        """Take a core whose scheduler is a PlannedScheduler and whose workers are CoupledWorkers."""
+        """Take a core whose scheduler is a PlannedScheduler and whose workers are CoupledWorkers.
+
+        vocabulary: the number of ids that may be chosen, where that is not all of the model's.
+        """
         model = core.vllm_config.model_config
-        vocabulary = vocabulary_of(Path(model.model), model.get_vocab_size(), eos_token_ids)
+        vocabulary = vocabulary or model.get_vocab_size()
         core.model_executor.collective_rpc("bound_vocabulary", args=(vocabulary,))
         self.label = label
         self.eos_token_ids = eos_token_ids

@@ -67,7 +67,7 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
     def load_grammars(self, eos_token_ids: Sequence[int]) -> None:
         """Read the tokenizer before the first session with a grammar comes."""
         with suppress(ModelRefused):  # the engine has told why, and refuses such sessions
-            target_grammars(self.model_config, eos_token_ids)
+            target_grammars(self.model_runner, eos_token_ids)
 
     def knows_grammar(self, grammar: str, eos_token_ids: Sequence[int]) -> bool:
         """Return whether no step will compile a grammar; begins to compile an unknown one beside the steps.
@@ -76,7 +76,7 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
         """
         if not get_pp_group().is_last_rank:
             return True  # it chooses no tokens
-        grammars = target_grammars(self.model_config, eos_token_ids)
+        grammars = target_grammars(self.model_runner, eos_token_ids)
         if grammars.knows(grammar):
             self._compiling.pop(grammar, None)
             return True
@@ -136,9 +136,10 @@ def take_sampled(runner: Any, cached: Any) -> None:
     cached.new_token_ids = [[] for _ in cached.req_ids]
 
 
-def target_grammars(model: Any, eos_token_ids: Sequence[int]) -> Grammars:
-    """Return the process's grammars of vLLM's model. Raises ModelRefused."""
-    return grammars_of(Path(model.model) / "tokenizer.json", model.get_vocab_size(), tuple(eos_token_ids))
+def target_grammars(runner: Any, eos_token_ids: Sequence[int]) -> Grammars:
+    """Return the process's grammars of a model runner's target. Raises ModelRefused."""
+    path = Path(runner.model_config.model) / "tokenizer.json"
+    return grammars_of(path, runner._sample.vocabulary, tuple(eos_token_ids))
 
 
 class NoProposer:
@@ -217,7 +218,7 @@ class CoupledSampling:
             tokens = [*output, *state.output_token_ids]
             grammar = None
             if params.grammar:
-                grammar = target_grammars(self._runner.model_config, session["eos"]).begin(params.grammar)
+                grammar = target_grammars(self._runner, session["eos"]).begin(params.grammar)
             constraint = constraint_of(grammar, session["ends"], session["min_tokens"], tokens)
             sampler = Sampler(params, prompt, tokens, constraint)
             known = self._sessions[request_id] = (state, sampler, len(output))
