@@ -16,6 +16,7 @@ from openai import (
     InternalServerError,
     RateLimitError,
 )
+from reciter import TEXT
 
 from edge_agent import AsyncClient
 from outrider.core.errors import Killed, Overloaded
@@ -85,7 +86,7 @@ async def test_parameters_reach_the_target_and_openais_defaults_hold(
 
 
 async def test_fields_are_read_as_other_servers_read_them(web: httpx.AsyncClient, verifier: FakeVerifier) -> None:
-    user = {"messages": [{"role": "user", "content": "b"}]}
+    user = {"messages": [{"role": "user", "content": "b"}], "stop": TEXT[:3]}
 
     async def attach_of(**fields: Any) -> Any:
         answer = await web.post("v1/chat/completions", json={**user, **fields})
@@ -99,7 +100,7 @@ async def test_fields_are_read_as_other_servers_read_them(web: httpx.AsyncClient
     assert (await attach_of(repeat_penalty=1.3)).sampling.repetition_penalty == 1.3
     left = (await attach_of()).max_tokens
     prompt = len(verifier.opens[-1].attach.prompt)
-    assert left == 4096
+    assert left == 4096  # for a beginning
     assert (await attach_of(max_tokens=-1)).max_tokens == left
     for many in (60_000, 200_000, 10**9):
         assert (await attach_of(max_completion_tokens=many)).max_tokens == 8192 - prompt
