@@ -11,7 +11,7 @@ HEAD = """\
 
 <!-- Written by `python -m benchmarks page` from benchmarks/results; changes here are lost. -->
 
-These figures are reference points, not peaks: another machine has others. Your own pair has [its own](bench.md).
+{figures} Your own pair has [its own](bench.md).
 
 **Setup.** Each benchmark runs on one machine with two cores, with SmolLM2-135M-Instruct and the draft that ships for
 it. The prompts are ours (`benchmarks/prompts.jsonl`), of seven categories, in the target's chat template. Links are
@@ -35,13 +35,16 @@ prompts, also of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT. `--help` de
 verifier share a machine, so drafting takes time from the verifier that it would not take in production. What ran on a
 GPU says so.
 """
+FIGURES = "These figures are reference points, not peaks: another machine has others."
+NO_FIGURES = "**This page has no figures yet**: they are measured with the release."
 MOST_ROWS = 8
 """Rows of a section's tables on the page, first and last among them; the result has all."""
 
 
 def page(docstrings: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page. docstrings: of each benchmark's program, by name. results: those there are, by name."""
-    return "\n".join([HEAD, *(_section(name, doc, results.get(name)) for name, doc in docstrings.items())])
+    head = HEAD.format(figures=FIGURES if results else NO_FIGURES)
+    return "\n".join([head, *(_section(name, doc, results.get(name)) for name, doc in docstrings.items())])
 
 
 def _section(name: str, doc: str, result: Mapping[str, Any] | None) -> str:

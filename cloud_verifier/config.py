@@ -113,7 +113,8 @@ class VerifierConfig(BaseSettings):
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass."""
     kv_slots: int = Field(default=32_768, ge=256)
-    """KV slots: tokens whose keys and values are held, over all sessions."""
+    """KV slots: tokens whose keys and values are held, over all sessions. Engine vllm on a GPU takes what its memory
+    leaves instead."""
     max_sessions: int = Field(default=64, ge=1, le=100_000)
     """The most sessions served at once; the coordinator places no more here."""
     heads: Path | None = None
@@ -121,7 +122,7 @@ class VerifierConfig(BaseSettings):
     writes it. Heads of another target are refused. Engine torch."""
     server_draft: Path | None = None
     """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for every session where
-    that pays."""
+    that pays. Engine torch."""
     traffic: str = ""
     """Directory or fsspec URL of the traffic log (docs/traffic.md); if empty nothing is recorded. Only sessions whose
     tickets allow it are recorded."""

@@ -58,7 +58,8 @@ class EdgeSettings(BaseSettings):
     draft_workers: int = Field(default=2, ge=1, le=64)
     """Sessions that may draft with the model at the same time; further ones draft by n-grams alone, without waiting."""
     draft_cpus: int = Field(default=1, ge=1, le=256)
-    """Threads on which a decode runs. Keep it below the number of cores, since the threads spin."""
+    """Threads on which a decode runs; a large draft needs several, half of the cores to begin with. Keep it below the
+    number of cores, since the threads spin."""
 
     release_keys: str = ""
     """Publishers to trust with draft releases, separated by commas: 64 hex digits of an Ed25519

@@ -159,8 +159,9 @@ def _add_estimate(commands: Any) -> None:
     made = _command(commands, "estimate", "estimate.estimate", text)
     made.epilog = (
         "A cluster shows its figures while it generates: `outrider verifiers show VERIFIER` the step by its tokens "
-        "(telemetry.step_cost_ms, as --step-ms takes it; telemetry.timing_ms.between comes on top), `outrider window "
-        "show` RTT, DRAFT and FIRST ACC, the acceptance as one number. Draft tokens are taken to be a chain."
+        "(telemetry.step_cost_ms, as --step-ms takes it; telemetry.timing_ms.between comes on top, and "
+        "telemetry.session_cost_ms for each user beyond the first), `outrider window show` RTT, DRAFT and FIRST ACC, "
+        "the acceptance as one number. Draft tokens are taken to be a chain."
     )
     ms = _number(float, 0.0, MAX_RTT_MS)
     text = "the target's time for one token of one user, or a curve for steps of more tokens: 1:27,8:34,32:67"
