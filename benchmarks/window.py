@@ -4,8 +4,8 @@ The target takes at least `--step-ms` a step, as a larger one does, and the devi
 per second without drafts; every other column is the speed over it, as the median of each text's own ratio, from the
 first token on, at temperature 0.8. `fixed 2`, `fixed 4` and `fixed 8` are speculation lengths that never change, under
 a coordinator that leaves them alone. With `adaptive` the coordinator sets the length from the measured acceptance,
-distance and load. In these the device drafts; with `verifier` the verifier does, by n-grams and heads, and with `both`
-both do. `--users N` lets N users run at the same time.
+distance and load. In these the device drafts, and the verifier's n-grams join it with `adaptive`. With `verifier` the
+verifier drafts, by n-grams and the GGUF draft, and with `both` both do. `--users N` lets N users run at the same time.
 
 `--fleet` simulates verifiers of 20 and of 100 sessions instead, which needs no model: tokens per second of the
 coordinator's lengths over none, the slowest session over its own speed without speculation, and the share of a bound

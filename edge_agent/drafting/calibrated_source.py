@@ -22,9 +22,12 @@ class CalibratedSource:
 
     source: DraftSource
     greedy: Calibrator
+    """Of sessions without sampling. All workers of a draft share both calibrators: acceptance hardly depends on the
+    session."""
     sampled: Calibrator
     latency: DecodeLatency | None = None
-    """Seconds of a call by its nodes, for a model; None where a call costs nothing worth counting."""
+    """Seconds that one `expand` takes, by its number of nodes, which makes the source a model: they decide how many
+    nodes a call evaluates, and how likely these must be. None where a call costs nothing worth counting."""
     path: list[int] = field(default_factory=list, init=False)
     """Nodes that became the first of `tokens`."""
     tokens: list[int] = field(default_factory=list, init=False)

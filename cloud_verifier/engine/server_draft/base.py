@@ -45,35 +45,44 @@ ASSUMED_GAIN = 1.0
 
 @dataclass(frozen=True)
 class ProposalRequest:
-    """Asks a source for nodes of one session, whose known tokens (`session.tokens`) all have a row by this step."""
+    """Asks a source for a tree of one session, below the last of its known tokens (`session.tokens`).
+
+    The step that comes computes that token, and all before it were computed.
+    """
 
     session: EngineSession
     nodes: int
-    """The most nodes that are of use."""
+    """The most nodes that the session's step can use."""
     floor: float
-    """Least probability, along the path, of a node that pays."""
+    """Least path acceptance at which a node is worth proposing: the product of the acceptances along its path."""
     acceptance: NodeAcceptance
-    """Acceptance of this source's nodes in this session, by kind and order."""
+    """Estimated acceptance of this source's nodes in this session, by kind and order among siblings."""
     token_s: float = math.inf
-    """Seconds in which the verifier commits a token otherwise: what one more is worth."""
+    """Mean seconds in which the verifier commits one token, of whatever session; infinite before its first. Drafting
+    pays if each token that it adds takes less."""
 
 
 class ServerSource(ABC):
-    """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises."""
+    """Proposes nodes for all sessions of a verifier, on the engine's thread.
+
+    The engine drops a source whose methods raise, for all sessions, until the verifier starts again.
+    """
 
     name: str
-    """In statistics and metrics: a short word, one for each class of sources."""
+    """In statistics and metrics: a short word that no other source has."""
     wants_hidden = False
-    """Whether `observe` is called."""
+    """Whether `observe` is called. Such a source reads each step before the next one begins, so that a GPU has one
+    cohort of sessions."""
     read_s = 0.0
-    """Seconds that the last `propose` took to read more than the last few tokens of sessions, as of their prompts. They
-    do not count as time of proposing."""
+    """Seconds of the last `propose` in which it read more than USUAL_TOKENS of a session, such as a prompt. They do not
+    count as time of proposing. The source sets it in each `propose`, to 0 where it read no more; one that never reads
+    so much leaves it."""
 
     def __init__(self) -> None:
         self.prior = tenant_acceptance(expected=SURER)
-        """Salt -> acceptance of its nodes in all sessions of the tenant."""
+        """Salt -> acceptance of its nodes in all sessions of the tenant, where a new session starts."""
         self.seconds = MovingAverage()
-        """Of proposing for a session."""
+        """Mean seconds of proposing for one session."""
         self.gains = {near: MovingAverage(0.02) for near in (False, True)}
         """Mean tokens that its nodes add to a step of a session, less their price: by whether nodes of the device are
         there or expected, since it may add little to them and much where there are none."""
@@ -90,7 +99,10 @@ class ServerSource(ABC):
 
     @abstractmethod
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
-        """Return a tree by session id, which may be empty; none for sessions whose text it has not read yet."""
+        """Return a tree by session id, which may be empty; none for sessions whose text it has not read yet.
+
+        The step of all sessions waits for it: long texts are read in parts, or on another thread.
+        """
 
     def observe(self, session: EngineSession, states: torch.Tensor) -> None:  # noqa: B027
         """Learn from the hidden states `[n, H]` after which the target gave the last n tokens of a session."""

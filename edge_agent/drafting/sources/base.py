@@ -34,7 +34,7 @@ class DraftTask:
 
     @classmethod
     def of(cls, session: DeviceSession, grammar: Callable[[], GrammarState] | None) -> DraftTask:
-        """Return the sequence of a session as it stands. grammar: as below."""
+        """Return the sequence of a session as it stands. grammar: as the field of this name."""
         return cls(
             session.prompt,
             tuple(session.received),
@@ -61,35 +61,58 @@ class NodeContext:
     """A node of the tree, or its root, and the tokens that lead to it."""
 
     id: int
-    """0 for the root, the committed sequence."""
+    """The drafter's number of the node, which it keeps until it is committed or dropped; 0 for the root, the committed
+    sequence."""
     parent: int
+    """Id of its parent."""
     token: int
-    """-1 for the root."""
+    """Token id; -1 for the root."""
     position: int
     """Generated tokens up to and including the node: its children have this position."""
     path: tuple[int, ...]
-    """Tokens from below the root down to the node, itself included."""
+    """Token ids from below the root down to the node, itself included."""
     wanted: bool = True
-    """Whether proposals for its children are wanted, or it is evaluated for the sake of nodes below it alone."""
+    """Whether to return proposals for its children. Where it is false, a model evaluates the node all the same, since
+    nodes below it follow. A source that costs nothing gets no such node."""
 
 
 class DraftSource(Protocol):
-    """A source that proposes tokens, all on one thread. If one fails, the session goes on without the draft."""
+    """A source that proposes tokens for one session at a time. The thread that made it makes all calls.
+
+    There are two sorts, which the `latency` of its CalibratedSource tells apart. A model has one: it is asked for
+    several nodes at once, and only for what is worth the time. Other sources cost next to nothing, and are asked for
+    one node at a time, wherever their proposals could matter.
+
+    Any error but the Overloaded of `expand` ends drafting with all sources of the draft for this session. It goes on by
+    n-grams alone if the draft has a model, else without a draft. The error is logged as a warning; a BadRequest, as for
+    a text that is too long, as information.
+    """
 
     def begin(self, task: DraftTask) -> None:
-        """Read the prompt and the received tokens; drop everything of an earlier session."""
+        """Read the prompt and the received tokens; drop everything of an earlier session.
+
+        When a session ends, a source that costs nothing begins an empty task, so as to drop the text. A model is not
+        told, and may keep what it has computed for a session that begins alike.
+        """
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """Commit `tokens`, of which the nodes `path`, a chain from below the root, carried the first ones.
+        """Commit tokens. tokens: their ids. path: ids of the nodes that carried the first ones, a chain from below the
+        root.
 
-        If the path is as long as `tokens`, its last node becomes the root, and what descends from it survives.
+        If the path is as long as `tokens`, its last node becomes the root, with the id 0. What descends from it
+        survives with its ids, and all other nodes are dropped. Otherwise all nodes are. The path may have nodes of
+        other sources, which this one was never asked for. A model gets the tokens of several commits in one call, when
+        it is needed again.
         """
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
-        """Return proposals for each node, best first; none for those of which they are not wanted.
+        """Return for each node, in their order, the proposals for its children, best first; none where they are not
+        wanted.
 
-        A node's parent was expanded before, is the root, or comes before it in this call, where it has no other child.
+        A model evaluates each node of a session once. The node's parent was expanded before, is the root, or comes
+        before it in this call, where it has no other child. A model that has no room for the nodes raises Overloaded,
+        with nothing changed: it is asked again after the next commit, and the other sources go on.
         """
 
     def knows(self, token: int) -> bool:
-        """Return whether the source can evaluate a node of this token."""
+        """Return whether a model can evaluate a node of this token. Other sources are not asked this."""
