@@ -26,7 +26,7 @@ from coordinator.cli import arguments as operator
 from coordinator.config import CoordinatorConfig
 from edge_agent import cli as edge
 from edge_agent.config import EdgeSettings
-from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
+from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, ConversationRequest, RequestBody
 from edge_agent.http.responses_api.request import ResponseRequest
 from outrider.settings import choices_of, default_of, flag_of, metavar_of, table_of, variable_of
 
@@ -34,6 +34,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MODELS: tuple[type[BaseSettings], ...] = (CoordinatorConfig, VerifierConfig, EdgeSettings, DistillConfig)
 BODIES: Mapping[str, type[BaseModel]] = {
     "Fields of all requests": RequestBody,
+    "Fields of chats and responses": ConversationRequest,
     "POST /v1/completions": CompletionRequest,
     "POST /v1/chat/completions": ChatCompletionRequest,
     "POST /v1/responses": ResponseRequest,

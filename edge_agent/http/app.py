@@ -7,7 +7,6 @@ import base64
 import contextlib
 import functools
 import hashlib
-import logging
 import re
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ from edge_agent.config import EdgeSettings
 from edge_agent.http.access import AccessMiddleware, key_of
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, StreamOptions
-from edge_agent.http.responses import CompletionWriter
+from edge_agent.http.responses import IGNORED_HEADER, CompletionWriter, naming_ignored
 from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
 from edge_agent.http.streaming import DONE, Events, drained, event, merged, streamed, unless_gone
@@ -37,11 +36,6 @@ from outrider import __version__
 from outrider.core.errors import OutriderError, Overloaded
 from outrider.telemetry.logs import REQUEST_HEADER
 
-log = logging.getLogger(__name__)
-
-IGNORED_HEADER = "x-outrider-ignored"
-"""Names what of a request this server does not know or follow, in its answer."""
-_MAX_IGNORED = 1000
 ANSWER_S = 2.7
 """Seconds in which a health check, which waits 3, gets an answer."""
 FRESH_S = 5.0
@@ -149,17 +143,7 @@ async def _answer(
         )
     else:
         response = json_response(writer.whole(await drained(writer.streams)))
-    if body.ignored:
-        _tell_ignored(body.ignored)
-    if ignored := ", ".join(filter(None, (body.ignored, *body.notes))):
-        response.headers[IGNORED_HEADER] = re.sub(r"[^ -~]", "?", ignored)[:_MAX_IGNORED]
-    return response
-
-
-@functools.lru_cache(maxsize=256)
-def _tell_ignored(names: str) -> None:
-    """Log unknown fields, the first time that they come."""
-    log.warning("fields that this server does not know were ignored: %s", names)
+    return naming_ignored(response, body.ignored, body.notes)
 
 
 async def _events(writer: CompletionWriter, options: StreamOptions) -> Events:

@@ -196,9 +196,11 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     @property
     def ignored(self) -> str:
         """Return the names of the fields that this server does not know, a list with commas; most are misspelt."""
+        return ", ".join(name if _FIELD.fullmatch(name) else "..." for name in self.unknown())[:200]
+
+    def unknown(self) -> list[str]:
         given = (name for name, value in (self.model_extra or {}).items() if value is not None)
-        unknown = (name for name in given if name not in _HARMLESS and name not in _KNOWN)
-        return ", ".join(name if _FIELD.fullmatch(name) else "..." for name in unknown)[:200]
+        return [name for name in given if name not in _HARMLESS and name not in _KNOWN]
 
     def options(self, choice: int) -> Options:
         """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""
@@ -340,15 +342,10 @@ class ChatMessage(BaseModel, extra="allow", strict=True):
     """The same as `reasoning_content`, by its other name."""
 
 
-class ChatCompletionRequest(RequestBody):
-    """The body that POST /v1/chat/completions takes."""
+class ConversationRequest(RequestBody):
+    """Holds the fields that chats and responses share."""
 
-    messages: list[ChatMessage]
     max_completion_tokens: JsonInteger | None = None
-    logprobs: bool | None = None
-    top_logprobs: JsonInteger | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; where not, only the first is told."""
     reasoning_effort: ReasoningEffort | None = None
@@ -361,6 +358,16 @@ class ChatCompletionRequest(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """Whether the answer goes on with the last message, an assistant's."""
+
+
+class ChatCompletionRequest(ConversationRequest):
+    """The body that POST /v1/chat/completions takes."""
+
+    messages: list[ChatMessage]
+    logprobs: bool | None = None
+    top_logprobs: JsonInteger | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _plain_choice(self) -> Self:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import functools
+import logging
+import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+from starlette.responses import Response
 
 from edge_agent.http.parsing.answer import AnswerParser
 from edge_agent.http.parsing.formats import AnswerFormat
@@ -17,6 +22,11 @@ from edge_agent.session.statistics import Statistics
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.protocol.messages import TokenLogprobs
 
+log = logging.getLogger(__name__)
+
+IGNORED_HEADER = "x-outrider-ignored"
+"""Names what of a request this server does not know or follow, in its answer."""
+_MAX_IGNORED = 1000
 REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
 """OpenAI's finish reasons, which have none for a cancelled answer: it is cut short."""
 
@@ -210,6 +220,21 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
         "rtt_ms": round(statistics.rtt_ms, 3) or None,
         "first_token_ms": None if first is None else round(1000 * first, 2),
     }
+
+
+def naming_ignored(response: Response, ignored: str, notes: Sequence[str]) -> Response:
+    """Return the response with a header that names what was ignored. ignored: names of fields; notes: the rest."""
+    if ignored:
+        _tell_ignored(ignored)
+    if names := ", ".join(filter(None, (ignored, *notes))):
+        response.headers[IGNORED_HEADER] = re.sub(r"[^ -~]", "?", names)[:_MAX_IGNORED]
+    return response
+
+
+@functools.lru_cache(maxsize=256)
+def _tell_ignored(names: str) -> None:
+    """Log unknown fields, the first time that they come."""
+    log.warning("fields that this server does not know were ignored: %s", names)
 
 
 class MessageWriter:

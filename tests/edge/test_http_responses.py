@@ -96,6 +96,27 @@ async def test_tools_that_are_no_functions_are_ignored_with_a_warning(says: Says
         assert "'web_search'" in response["warnings"][0] and response["tools"] == []  # type: ignore[index]
 
 
+async def test_a_chats_fields_are_followed_and_those_without_effect_named(
+    says: Says, caplog: pytest.LogCaptureFixture
+) -> None:
+    ignored = {"temprature": 0, "logprobs": True, "max_tool_calls": 3, "text": {"verbosity": "low"}}
+    followed = {"max_completion_tokens": 7, "reasoning_effort": "low", "background": False}
+    async with says("four") as (openai, verifier):
+        for stream, thought in ((False, {"enable_thinking": False}), (True, {"thinking": {"type": "disabled"}})):
+            asked: dict[str, Any] = {"input": "x", "extra_body": {**ignored, **followed, **thought}, "stream": stream}
+            raw = await openai.responses.with_raw_response.create(model="", **asked)
+            names = raw.headers["x-outrider-ignored"]
+            assert set(names.split(", ")) == {"temprature", "logprobs", "max_tool_calls", "text.verbosity"}
+            assert caplog.text.count(names) == 1 and (stream or names in raw.parse().warnings[0])
+            assert verifier.opens[-1].attach.max_tokens == 7 and prompt_of(verifier).endswith("lowFalse")
+        items = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}, "strict": True}}
+        more = {"continue_final_message": True, "response_format": form}
+        raw = await openai.responses.with_raw_response.create(model="", input=items, extra_body=more)
+        assert "x-outrider-ignored" not in raw.headers and prompt_of(verifier).endswith("|It is")
+        assert "integer" in verifier.opens[-1].attach.sampling.grammar
+
+
 NAMESPACE: dict[str, Any] = {
     "type": "namespace",
     "name": "mcp__sky",

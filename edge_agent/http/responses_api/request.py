@@ -14,10 +14,10 @@ from edge_agent.http.requests import (
     CalledFunction,
     ChatCompletionRequest,
     ContentPart,
+    ConversationRequest,
     FunctionDefinition,
     JsonInteger,
     ReasoningEffort,
-    RequestBody,
 )
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -82,7 +82,7 @@ class Reasoning(BaseModel, extra="allow", strict=True):
     effort: ReasoningEffort | None = None
 
 
-class ResponseRequest(RequestBody):
+class ResponseRequest(ConversationRequest):
     """The body that POST /v1/responses takes."""
 
     input: Annotated[list[Item], BeforeValidator(_items, json_schema_input_type=str | list[Item])]
@@ -92,7 +92,6 @@ class ResponseRequest(RequestBody):
     max_output_tokens: JsonInteger | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
@@ -103,7 +102,6 @@ class ResponseRequest(RequestBody):
         ]
         | None
     ) = None
-    chat_template_kwargs: dict[str, Any] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -120,10 +118,16 @@ class ResponseRequest(RequestBody):
         if _LOGPROBS in (self.include or ()):
             raise unsupported("include", f" with {_LOGPROBS!r}")
 
+    def unknown(self) -> list[str]:
+        """Return the fields that are ignored; those of a chat that have no effect here are among them."""
+        found = [name for name in super().unknown() if name not in _REFUSED]
+        return found + [f"text.{name}" for name in (self.text and self.text.model_extra) or ()]
+
     @property
     def warnings(self) -> list[str]:
         """Return a sentence on each thing that is ignored although it might have been meant."""
-        found = [
+        found = [f"fields that have no effect here: {self.ignored}"] if self.ignored else []
+        found += [
             f"{place} is ignored: this server calls functions alone, and its type is {tool.type[:40]!r}"
             for place, _, tool in self._leaves
             if tool.type != "function"
@@ -163,13 +167,13 @@ class ResponseRequest(RequestBody):
         """Return the chat that this stands for, after the items of an earlier conversation. Raises ApiError."""
         self.refuse_unsupported()
         extra = self.model_extra or {}
-        fields = {name: getattr(self, name) for name in RequestBody.model_fields}
+        fields = {name: getattr(self, name) for name in ConversationRequest.model_fields}
         fields |= {name: value for name, value in extra.items() if name not in ChatCompletionRequest.model_fields}
         earlier = (("an earlier item", item) for item in context)
         given = ((f"input[{i}]", item) for i, item in enumerate(self.input))
         allowed = self._allowed()
         effort = self.reasoning.effort if self.reasoning is not None else None
-        fields |= {
+        told = {
             "messages": _messages(self.instructions, itertools.chain(earlier, given)),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [
@@ -178,11 +182,10 @@ class ResponseRequest(RequestBody):
                 if allowed is None or function.name in allowed
             ],
             "tool_choice": self._choice(),
-            "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": effort,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "response_format": self._format() or extra.get("response_format"),
+            "response_format": self._format(),
         }
+        fields |= {name: value for name, value in told.items() if value is not None}
         return _checked(ChatCompletionRequest, fields)
 
     def _allowed(self) -> set[str] | None:

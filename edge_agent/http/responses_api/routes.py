@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from edge_agent.config import EdgeSettings
 from edge_agent.http.errors import ApiError, api_error, invalid_value, json_response, unsupported
+from edge_agent.http.responses import naming_ignored
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
 from edge_agent.http.responses_api.writer import ResponseWriter, item_id, status_of
 from edge_agent.http.starting import start_chat
@@ -96,13 +97,14 @@ async def _answer(client: AsyncClient, body: ResponseRequest, settings: EdgeSett
         (completion,) = await drained([stream])
         for _ in (*writer.grow(), *writer.finish(completion)):
             pass
-        return json_response(ended())
+        return naming_ignored(json_response(ended()), body.ignored, chat.notes)
 
     def failed(error: Exception) -> bytes:
         begin = [*writer.begin()]
         return b"".join(map(_event, [*begin, writer.last(writer.response("failed", error=_renamed(error)))]))
 
-    return await streamed(_events(stream, writer, ended), [stream], failed)
+    response = await streamed(_events(stream, writer, ended), [stream], failed)
+    return naming_ignored(response, body.ignored, chat.notes)
 
 
 async def _events(stream: CompletionStream, writer: ResponseWriter, ended: Callable[[], dict[str, Any]]) -> Events:
