@@ -28,6 +28,7 @@ SCHEMAS: dict[str, Any] = {
             "at": {"type": "object"},
             "p": {"type": "number"},
             "kind": {"enum": ["1", "two"]},
+            "cities": {"type": "array"},
         },
         "$defs": {"count": {"type": "integer"}},
     }
@@ -87,6 +88,7 @@ QWEN3_CODER = (
     '<tool_call>\n<function=weather>\n<parameter=city>\nKöln "}\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
     "</function>\n</tool_call>"
 )
+ADDED = "\n<tool_call>\n<function=add>\n</function>\n</tool_call>"
 GLM = (
     "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>"
@@ -128,11 +130,16 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
          [reasoned("Hm."), content("Yes.")]),
         ("json", f"\n[{CALL}, {ADD}]\n", BOTH),
         *((name, f"[{CALL}, {ADD}]", BOTH) for name in ("hermes", "llama3", "mistral", "deepseek")),
-        ("qwen3-coder", f"Hm.\n{QWEN3_CODER}\n<tool_call>\n<function=add>\n</function>\n</tool_call>",
+        ("qwen3-coder", f"Hm.\n{QWEN3_CODER}{ADDED}",
          [content("Hm.\n"), called(0, "weather", '{"city": "Köln \\"}\\n", "days": 3}'), called(1, "add", "{}")]),
         ("qwen3-coder", QWEN3_CODER[len("<tool_call>\n"):].replace("\n</parameter>", "</parameter>"),
          [called(0, "weather", '{"city": "Köln \\"}", "days": 3}')]),
+        ("qwen3-coder", QWEN3_CODER.replace("\n</parameter>", "") + ADDED,
+         [called(0, "weather", '{"city": "Köln \\"}\\n", "days": 3}'), called(1, "add", "{}")]),
+        ("qwen3-coder", QWEN3_CODER.replace("</function>", "<parameter=city>\nUlm\n</parameter>\n</function>") + ADDED,
+         [called(0, "weather", '{"city": "Köln \\"}\\n", "days": 3}'), called(1, "add", "{}")]),
         ("hermes", GLM, COLOGNE[:1]),
+        ("glm", GLM.replace("</arg_value>", ""), COLOGNE[:1]),
         ("glm", f"<think>x</think>{GLM}\n<tool_call>add\n</tool_call>", [reasoned("x"), *COLOGNE]),
         ("glm", GLM.replace("\n", ""), COLOGNE[:1]),
         ("minimax", f'<minimax:tool_call>\n{INVOKE}\n<invoke name="add">\n</invoke>\n</minimax:tool_call>', COLOGNE),
@@ -214,6 +221,7 @@ def test_a_call_that_breaks_off_is_reported_as_unfinished(
         ("days", "3", 3),
         ("days", "three", "three"),
         ("days", "3.5", "3.5"),
+        ("days", "3.0", 3),
         ("p", "0.5", 0.5),
         ("p", "3", 3),
         ("p", "NaN", "NaN"),
@@ -224,6 +232,10 @@ def test_a_call_that_breaks_off_is_reported_as_unfinished(
         ("rain", "None", None),
         ("at", '{"x": [1, {"y": null}]}', {"x": [1, {"y": None}]}),
         ("at", "[1]", "[1]"),
+        ("at", "{'x': [True, None, 'it\\'s']}", {"x": [True, None, "it's"]}),
+        ("at", "{1, 2}", "{1, 2}"),
+        ("cities", "['Köln', 1.5]", ["Köln", 1.5]),
+        ("cities", "[Köln]", "[Köln]"),
         ("kind", "1", "1"),
         ("unknown", "3", 3),
         ("unknown", "x", "x"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import math
 import re
@@ -231,21 +233,25 @@ def _parameters(
 ) -> Reading[bool]:
     """Read arguments between marks, each of a type that the function's schema gives it.
 
-    told: the name alone says that this is a call, without any argument, too.
+    told: the name alone says that this is a call, without any argument, too. A value whose end is missing ends where
+    the next one begins, or the call ends. Of a key that comes twice the first value stands: it was passed on already.
     """
     ends = [part for part in (form.after_arguments + form.closing).split("\n") if part]
     after_keys = [one.split("\n")[0] for one in (marks.after_key, marks.after_key_of_json) if one]
     properties: Any = schema.get("properties")
-    begun = False
+    keys = set[str]()
+    value_ends = (marks.after_value.rstrip("\n"), marks.after_value.strip("\n"))
+    missing = (f"\n{marks.before_key}", f"\n{form.after_arguments}{form.closing}")
     while (mark := (yield from r.literal(marks.before_key, *ends))) == marks.before_key:
         key, after_key = yield from r.until(*after_keys)
         if not after_key:
-            return begun
+            return bool(keys)
         key = key.strip()
-        if not begun:
+        if not keys:
             r.begin_call(name)
-        r.emit("tool_call", f"{', ' if begun else '{'}{_quoted(key)}: ")
-        begun = True
+        if not (repeated := key in keys):
+            r.emit("tool_call", f"{', ' if keys else '{'}{_quoted(key)}: ")
+        keys.add(key)
         known = isinstance(properties, Mapping) and key in properties
         kinds = kinds_of(properties[key], schema) if known else KINDS
         if marks.after_key_of_json:
@@ -254,10 +260,15 @@ def _parameters(
             if part:
                 yield from r.space()
             yield from r.literal(part or "\n")
-        if not (yield from _value(r, kinds, marks.after_value)):
+        if repeated:
+            end = yield from r.passed("tool_call", *value_ends, *missing, written=lambda _: "")
+        else:
+            end = yield from _value(r, kinds, *value_ends, *missing)
+        if not end:
             return True
+        yield from r.literal(*value_ends)
         yield from r.space()
-    if not begun:
+    if not keys:
         if not mark or not told:
             return False
         r.begin_call(name)
@@ -268,23 +279,25 @@ def _parameters(
     return True
 
 
-def _value(r: TextReader, kinds: frozenset[str], after: str) -> Reading[bool]:
-    """Read a value up to what comes after it; False where it breaks off. A string is passed on as it comes."""
-    ends = (after.rstrip("\n"), after.strip("\n"))
+def _value(r: TextReader, kinds: frozenset[str], *ends: str) -> Reading[str]:
+    """Read a value up to one of its ends, which is returned and comes next; "" where it breaks off.
+
+    A string is passed on as it comes.
+    """
     if kinds == {"string"}:
         return (yield from _string(r, *ends))
     text, end = yield from r.until(*ends, most=_MAX_VALUE)
+    r.at -= len(end)
     r.emit("tool_call", typed(text, kinds) if end else "")
-    return bool(end)
+    return end
 
 
-def _string(r: TextReader, *ends: str) -> Reading[bool]:
-    """Pass a text on as a JSON string up to one of its ends; False where none comes."""
+def _string(r: TextReader, *ends: str) -> Reading[str]:
+    """Pass a text on as a JSON string up to one of its ends, which is returned and comes next; "" where none comes."""
     r.emit("tool_call", '"')
-    if end := (yield from r.passed("tool_call", *ends, written=lambda text: _quoted(text)[1:-1])):
-        yield from r.literal(end)
-        r.emit("tool_call", '"')
-    return bool(end)
+    end = yield from r.passed("tool_call", *ends, written=lambda text: _quoted(text)[1:-1])
+    r.emit("tool_call", '"' if end else "")
+    return end
 
 
 def _bare_object(r: TextReader, name: str, quote: str) -> Reading[bool]:
@@ -297,6 +310,7 @@ def _bare_object(r: TextReader, name: str, quote: str) -> Reading[bool]:
         if (yield from r.literal(quote)):
             if not (yield from _string(r, quote)):
                 return True
+            yield from r.literal(quote)
         elif word := (yield from r.word()):
             yield from r.space()
             r.emit("tool_call", _quoted(word) if (yield from r.peek()) == ":" else typed(word, KINDS))
@@ -381,14 +395,25 @@ def kinds_of(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None)
 
 
 def typed(text: str, kinds: frozenset[str]) -> str:
-    """Return the JSON of a value that is written as text: a string, unless it is JSON of another of these types."""
+    """Return the JSON of a value that is written as text: a string, unless it is JSON of another of these types, or a
+    list or an object as Python writes it."""
     said = _SAID.get(text.strip(), text.strip())
     try:
         value = json.loads(said, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        return _quoted(text)
+        value, said = _of_python(said)
+    if isinstance(value, float) and value.is_integer() and "number" not in kinds:
+        value, said = int(value), str(int(value))
     kind = _KINDS_OF[type(value)]
     return said if kind != "string" and kind in kinds else _quoted(text)
+
+
+def _of_python(text: str) -> tuple[Any, str]:
+    """Return a list or an object of Python's literals, and its JSON; the text twice where it is none."""
+    with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        if text.startswith(("[", "{")) and isinstance(value := ast.literal_eval(text), list | dict):
+            return value, json.dumps(value, allow_nan=False)
+    return text, text
 
 
 def _no_constant(name: str) -> None:
