@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
-from outrider.settings import Address
+from outrider.settings import Address, Token
 
 if TYPE_CHECKING:
     from outrider.wire.channels import ClientTls, ServerTls
@@ -78,7 +78,7 @@ class VerifierConfig(BaseSettings):
     """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket."""
     open_to_all: bool = False
     """Without a coordinator, serve devices on other machines too, without a ticket."""
-    join_token: SecretStr = SecretStr("")
+    join_token: Token = SecretStr("")
     """Secret shared with the coordinator, which proves that this verifier belongs to the cluster. If empty, that of
     `outrider up` on this machine, where the same user runs it."""
     tls_cert: Path | None = None

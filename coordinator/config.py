@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 from outrider.core.protocol.messages import SessionLimits
-from outrider.settings import Address, Flag
+from outrider.settings import Address, Flag, Token
 from outrider.wire.channels import ServerTls
 
 CLOCKS_DIFFER_S = 3_600.0
@@ -87,9 +87,9 @@ class CoordinatorConfig(BaseSettings):
     first tenant."""
     tenant_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """The same without a file, {"name": "key"}; in the environment as JSON. Adds to `tenants_file`."""
-    join_token: SecretStr | None = None
+    join_token: Token | None = None
     """Secret that a verifier must send to register: a registered verifier receives devices' prompts."""
-    admin_token: SecretStr | None = None
+    admin_token: Token | None = None
     """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
     loopback may start without tenants, since operators can create them."""
 

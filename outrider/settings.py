@@ -55,6 +55,16 @@ Address = Annotated[str, AfterValidator(_address)]
 """The type of a setting that is an address, or empty."""
 
 
+def _sendable(given: SecretStr) -> SecretStr:
+    if not (given.get_secret_value().isascii() and given.get_secret_value().isprintable()):
+        raise ValueError("must be printable ASCII, without a line's end")
+    return given
+
+
+Token = Annotated[SecretStr, AfterValidator(_sendable)]
+"""The type of a secret that calls carry in their metadata."""
+
+
 class Flag(str):
     """The flag of a setting, in its annotation, if it is not `--` and the setting's name."""
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from outrider.settings import Token
+
 INSTALL = "distillation needs: pip install 'outrider[distill]'"
 TRAIN_MINUTES = 30.0
 """Minutes of one training, unless `training_options` says otherwise."""
@@ -74,7 +76,7 @@ class DistillConfig(BaseSettings):
 
     coordinator: str = "127.0.0.1:7700"
     """HOST:PORT of the coordinator that releases are published to."""
-    admin_token: SecretStr = SecretStr("")
+    admin_token: Token = SecretStr("")
     """Token that the coordinator requires of its operators, if any; that of `outrider up` on this machine is found."""
     tls: dict[Literal["ca", "cert", "key"], str] = Field(default_factory=dict)
     """Connect to the coordinator with TLS, if not empty, as JSON: `ca`, the PEM file of its authority, or "public" for

@@ -10,12 +10,11 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import OutriderError, Unauthenticated, Unavailable
-from outrider.settings import Address, Layers
+from outrider.settings import Address, Layers, Token
 from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls, channel, proxy_of
 from outrider.wire.status import ERROR_KEY, error_from_rpc
@@ -36,7 +35,7 @@ class AdminSettings(BaseSettings):
     cert: Path | None = None
     cert_key: Path | None = None
     insecure: bool = False
-    token: SecretStr | None = None
+    token: Token | None = None
 
 
 def admin_settings(options: argparse.Namespace) -> AdminSettings:

@@ -8,8 +8,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NoReturn
 
-_CREDENTIALS = re.compile(r"(?<=://)([^\s/@]*:(?!\d+([/\s]|$)).*@|\S*@|:\S+)")
+_CREDENTIALS = re.compile(r"(?<=://)([^\s/@]*:(?!\d+([/\s]|[,;]\s|$)).*@|\S*@|:\S+)")
 """What stands before a URL's host, whatever characters a password has that was not encoded."""
+_WITHOUT_SCHEME = re.compile(r"[^\s'\"/@:=]*:(?!//)\S*@")
+_SECRET_FLAG = re.compile(r"(--[\w-]*(?:key|pass|secret|token)[\w-]*[ =])\S+")
 _SECRET_PARAMETER = re.compile(r"([?&][\w-]*(?:pass|secret|token)[\w-]*=)[^&\s'\"]*")
 
 
@@ -21,15 +23,17 @@ def clean(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Replace the credentials of URLs in a text: messages and logs must not hold any."""
-    return text if "://" not in text else _SECRET_PARAMETER.sub(r"\1***", _CREDENTIALS.sub("***@", text))
+    """Replace the credentials of URLs, or of USER:PASSWORD@HOST, in a text: messages and logs must not hold any."""
+    if "://" in text or "@" in text:
+        text = _WITHOUT_SCHEME.sub("***@", _CREDENTIALS.sub("***@", text))
+    return _SECRET_PARAMETER.sub(r"\1***", text)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints do not repeat credentials."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(masked(message))
+        super().error(_SECRET_FLAG.sub(r"\1***", masked(message)))
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.core.text import clean, counted, table
+from outrider.core.text import clean, counted, masked, table
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,16 @@ def test_columns_are_as_wide_as_the_widest_cell_and_lines_have_no_end_of_blanks(
 
 def test_one_thing_is_singular_and_any_other_number_is_plural():
     assert [counted(count, "row") for count in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("got 'user:pa/s@s@h:6379', more", "got '***@h:6379', more"),
+        ("redis is redis://h:99999, %40 for @, %2F", "redis is redis://h:99999, %40 for @, %2F"),
+        ("h:6379?password=hush", "h:6379?password=***"),
+        ("at 10:20 org/name@main:file.gguf http://h:80/v1", "at 10:20 org/name@main:file.gguf http://h:80/v1"),
+    ],
+)
+def test_credentials_are_masked_with_a_scheme_and_without(said, shown):
+    assert masked(said) == shown
