@@ -130,3 +130,22 @@ async def test_what_fails_before_a_verifier_has_it_has_a_status_of_its_own() -> 
 
     with pytest.raises(Unavailable):
         await sent_by(events(), asyncio.Event(), bytes_down=0)
+
+
+async def test_an_idle_connection_stays_open_for_longer_than_clients_and_proxies_keep_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert serve.KEEP_ALIVE_S > 75
+    monkeypatch.setattr(serve, "KEEP_ALIVE_S", 0.3)
+    async with (
+        AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path, draft="none") as client,
+        serving(client, EdgeSettings(serve_listen=LOCAL)) as url,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        for _ in range(2):  # the first answer has not ended the connection
+            writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10.0)
+            assert head.startswith(b"HTTP/1.1 200") and b"connection: close" not in head.lower()
+            await reader.readexactly(len(b'{"status":"ok"}'))
+        assert await asyncio.wait_for(reader.read(), 10.0) == b""  # the end, once it has idled for that time
+        writer.close()

@@ -165,3 +165,18 @@ def test_the_proxy_through_which_calls_go_is_named_without_its_credentials(addre
         monkeypatch.setenv(name, value)
     said = str(Unavailable(channels.proxy_of(address)))
     assert named in said and bool(named) == bool(said) and "secret" not in said
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_silent_peer_is_pinged_and_no_server_takes_a_clients_pings_for_abuse(monkeypatch, far):
+    made = []
+    monkeypatch.setattr(grpc.aio, "insecure_channel", lambda _, options: made.append(dict(options)))
+    monkeypatch.setattr(grpc.aio, "server", lambda options, **_: made.append(dict(options)))
+    channels.channel("127.0.0.1:1", far=far)
+    channels.server()
+    client, server = made
+    assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"] <= 2_000
+    for options in made:
+        assert options["grpc.http2.max_pings_without_data"] == 0
+        assert options["grpc.keepalive_timeout_ms"] == options["grpc.http2.ping_timeout_ms"]
+    assert client["grpc.keepalive_timeout_ms"] == (12_000 if far else 2_000)
