@@ -133,7 +133,10 @@ def _add_up(commands: Any) -> None:
 
 def _add_demo(commands: Any) -> None:
     demo = _command(
-        commands, "demo", "local.demo", "answer three questions on this machine, with and without speculation"
+        commands,
+        "demo",
+        "local.demo",
+        "answer three questions with and without speculation, then kill a verifier in the midst of a text",
     )
     _add_pair(demo)
     text = "round trip of the second, emulated link"

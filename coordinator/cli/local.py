@@ -344,12 +344,19 @@ async def _demo(options: argparse.Namespace, pair: Sequence[str]) -> int:
 async def _show(
     cluster: Cluster, options: argparse.Namespace, pair: Sequence[str], scratch: str, ready: asyncio.Event
 ) -> int:
-    """Return the demonstration's exit code; its device ends with this call. ready: set once the cluster is."""
+    """Return the demonstration's exit code. ready: set once the cluster is; what verifiers log is not shown then."""
     await _start_coordinator(cluster, "--listen", "127.0.0.1:0", "--state-dir", scratch)
     await _start_verifiers(cluster, 1, *pair)
     ready.set()
-    command = [sys.executable, "-m", "edge_agent.demo", "--coordinator", cluster.address]
-    command += ["--rtt-ms", str(options.rtt_ms)]
+    if code := await _device(cluster, "--rtt-ms", str(options.rtt_ms)):
+        return code
+    await _start_verifiers(cluster, 1, *pair)
+    return await _device(cluster, "--kill", *(f"{one.address}={one.pid}" for one in cluster.verifiers))
+
+
+async def _device(cluster: Cluster, *arguments: str) -> int:
+    """Run the device's side of the demonstration, which ends with this call, and return its exit code."""
+    command = [sys.executable, "-m", "edge_agent.demo", "--coordinator", cluster.address, *arguments]
     # In a session of its own: Ctrl-C in a terminal reaches us alone, and we end it in order.
     device = await asyncio.create_subprocess_exec(*tied_to_this_process(), *command, start_new_session=True)
     try:

@@ -15,7 +15,7 @@ PAGE = "docs/quickstart.md"
 
 def test_the_commands_of_the_quickstart_give_a_text_and_show_the_cluster(cluster: Cluster, url: str) -> None:
     """Installing, `up` and `serve` are what the shared cluster and its server were started by, with other ports."""
-    install, up, serve, ask, look = blocks(PAGE, "sh")
+    install, up, serve, ask, look, two, kill = blocks(PAGE, "sh")
     assert "tools/install.py" in install
     assert shlex.split(up)[:2] == ["outrider", "up"] and shlex.split(serve)[:2] == ["outrider-edge", "serve"]
     variables = environment(cluster.folder) | {"OUTRIDER_ADMIN_COORDINATOR": cluster.address}
@@ -30,6 +30,9 @@ def test_the_commands_of_the_quickstart_give_a_text_and_show_the_cluster(cluster
     [python] = blocks(PAGE, "python")
     assert "accepted" in run(sys.executable, "-c", python.replace("http://127.0.0.1:8080", url))
     assert "verifier-1" in run("bash", "-c", look)
+    assert shlex.split(two)[:4] == ["outrider", "up", "--verifiers", "2"]
+    look, find = kill.splitlines()[0], kill.splitlines()[1].replace("kill -9", "echo")
+    assert run("bash", "-c", f"{look}; {find}").splitlines()[-1].isdecimal()
 
 
 def test_the_python_of_the_readme_answers(cluster: Cluster) -> None:
