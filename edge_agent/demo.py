@@ -1,7 +1,7 @@
 """Run the device's side of `outrider demo`: answer questions with a draft, and compare with no speculation.
 
 Each question is asked four times: near the verifier and behind an emulated round trip, with the draft and without. With
-`--kill` a longer text is asked for twice instead, and the verifier that serves it the second time is killed in its
+`--kill` a text is asked for twice instead, and the verifier that serves it the second time is killed in its
 midst. All answers to a question must be identical, or the exit status is 1.
 """
 
@@ -30,7 +30,6 @@ QUESTIONS = (
     "Give me three tips for better sleep.",
 )
 TALE = "Tell me a long story about a lighthouse keeper and a whale."
-TALE_TOKENS = 320
 DRAFTED = Options(max_tokens=160, temperature=0.0)
 UNDRAFTED = DRAFTED | Options(speculation=False)
 
@@ -46,7 +45,6 @@ async def shown(
     client: AsyncClient,
     question: str,
     marks: Marks,
-    options: Options = DRAFTED,
     seen: Callable[[CompletionStream], object] = lambda _: None,
 ) -> Completion:
     """Print the answer as the verifier commits it, with the draft's tokens between the marks.
@@ -56,7 +54,7 @@ async def shown(
     begin, end = marks
     tokenizer = (await client.prepare()).tokenizer
     detokenizer = Detokenizer(tokenizer.table, tokenizer.special)
-    stream = await client.stream_chat(asking(question), **options)
+    stream = await client.stream_chat(asking(question), **DRAFTED)
     async for chunk in stream:
         tokens = zip(chunk.drafted, chunk.token_ids, strict=True)
         for drafted, run in itertools.groupby(tokens, key=lambda token: token[0]):
@@ -115,8 +113,7 @@ async def outlived(client: AsyncClient, kill: Callable[[str], object]) -> int:
 
     kill: called with the verifier's address.
     """
-    options = DRAFTED | Options(max_tokens=TALE_TOKENS)
-    undisturbed = await client.chat(asking(TALE), **options)
+    undisturbed = await client.chat(asking(TALE), **DRAFTED)
     killed, last, pause_s = "", time.monotonic(), 0.0
 
     def seen(stream: CompletionStream) -> None:
@@ -130,7 +127,7 @@ async def outlived(client: AsyncClient, kill: Callable[[str], object]) -> int:
             kill(killed)
 
     print(f"\n> {TALE}")
-    answer = await shown(client, TALE, marking()[0], options, seen)
+    answer = await shown(client, TALE, marking()[0], seen)
     identical = answer.token_ids == undisturbed.token_ids
     print(
         f"  verifier {killed} was killed (kill -9), {answer.statistics.address} went on: pause {pause_s:.2f} s, "

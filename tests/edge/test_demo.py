@@ -20,7 +20,7 @@ async def test_a_text_goes_on_where_its_verifier_is_killed_and_what_differs_is_t
 ) -> None:
     scripts = recital(), recital() if same else recital(text="Another text.")
     for script in scripts:
-        script.step_s = 0.002  # 0.6 s for a text
+        script.step_s = 0.002  # 0.3 s for a text
     ends: list[asyncio.Task[None]] = []
     async with (
         FakeVerifier(scripts[0], "one") as one,
