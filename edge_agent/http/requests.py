@@ -214,7 +214,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
             options |= {"temperature": 0.0, "top_p": 1.0}
         if self.logit_bias:
             options["logit_bias"] = {
-                _id(token): min(MAX_BIAS, max(-MAX_BIAS, value)) for token, value in self.logit_bias.items()
+                _id(token): max(min(value, MAX_BIAS), -MAX_BIAS) for token, value in self.logit_bias.items()
             }
         if (alternatives := self.alternatives()) is not None:
             options["logprobs"] = alternatives
@@ -484,7 +484,7 @@ class ChatCompletionRequest(ConversationRequest):
 
 def _named_by(choice: object) -> object:
     """Return the name of the function in a choice of a tool; None where there is none."""
-    function = choice.get("function") if isinstance(choice, dict) else None
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
     return function.get("name") if isinstance(function, dict) else None
 
 

@@ -30,6 +30,8 @@ _A = TypeVar("_A")
 _REASONS: dict[Finish, FinishReason] = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.CANCELLED: "cancelled"}
 _RETRIED = (InternalError, Overloaded, Unavailable)
 """Errors that another try at verifiers may not meet again."""
+SPARE_TIME = 1.5
+"""Factor by which a further part of an answer may take longer than the parts before it and still end in time."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
 
 
@@ -223,18 +225,20 @@ class CompletionStream(ItemStream[Chunk]):
 
         Where none has room for that, the output ends as at its greatest length.
         """
-        session: DeviceSession | None = self._session
-        while session is not None:
-            before, self._session, session = len(session.received), session, None
+        following: DeviceSession | None = self._session
+        while following is not None:
+            self._session, following = following, None
+            before = len(self._session.received)
             try:
                 async with self._sessions.open(
                     self._session, self._bundle, self._request, self.statistics
                 ) as deliveries:
                     async for delivery in deliveries:
-                        session = self._extended() if delivery.finish is Finish.LENGTH else None
-                        yield delivery if session is None else replace(delivery, finish=Finish.NONE)
-            except OutriderError as error:
-                if not before or len(self._session.received) > before:
+                        following = self._extended() if delivery.finish is Finish.LENGTH else None
+                        yield delivery if following is None else replace(delivery, finish=Finish.NONE)
+            except (Overloaded, Unavailable) as error:
+                alone = isinstance(error, Unavailable) and self._request.offline == "draft_only"
+                if alone or not before or len(self._session.received) > before:
                     raise
                 log.warning("an answer ends after %d tokens: %s", before, error)
                 yield Delivery((), (), (), (), Finish.LENGTH)
@@ -243,9 +247,14 @@ class CompletionStream(ItemStream[Chunk]):
         """Return a session that goes on behind the tokens received; None if the request asks for no more of them, or
         has not the time for these."""
         session = self._session
+        if self._request.max_tokens is not None:
+            return None
         message = self._request.message(session.prompt, self._bundle.description, received=len(session.received))
         times = message.max_tokens / session.max_tokens
-        return session.extended(message) if times > 1.0 and self._deadline.allows(times) else None
+        if times <= 1.0 or not self._deadline.allows(SPARE_TIME * times):
+            return None
+        self.statistics.address = ""  # a further session at another verifier is no failover
+        return session.extended(message)
 
     def _offline_source(self, cause: Unavailable) -> DeliverySource:
         """Return what the draft writes alone. Raises Unavailable if there is no model, or logprobs are asked for."""

@@ -135,9 +135,7 @@ class Sessions:
             release = announced.release if announced is not None else ""
             budget_s = min(self.resume_budget_s, OFFLINE_AFTER_S if request.offline == "draft_only" else math.inf)
             asked = pb.OpenSessionRequest(
-                prompt_tokens=len(session.prompt) + len(session.received),
-                draft_release=release,
-                traffic_class=request.traffic_class,
+                prompt_tokens=len(session.prompt), draft_release=release, traffic_class=request.traffic_class
             )
             placement = await self._placed(asked, budget_s, statistics)
             if placement is not None:

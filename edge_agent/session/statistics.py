@@ -45,7 +45,7 @@ class Statistics:
     unverified: int = 0
     """Tokens delivered that the draft generated alone."""
     attaches: int = 0
-    """Streams opened; more than one means that the session was resumed."""
+    """Streams opened; more than one means that the session was resumed, or that the output went on in a further one."""
     failovers: int = 0
     """Streams opened to another verifier than the one before."""
     address: str = ""

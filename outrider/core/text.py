@@ -10,8 +10,9 @@ from typing import NoReturn
 
 _CREDENTIALS = re.compile(r"(?<=://)([^\s/@]*:(?!\d+([/\s]|[,;]\s|$)).*@|\S*@|:\S+)")
 """What stands before a URL's host, whatever characters a password has that was not encoded."""
-_WITHOUT_SCHEME = re.compile(r"[^\s'\"/@:=]*:(?!//)\S*@")
-_SECRET_FLAG = re.compile(r"(--[\w-]*(?:key|pass|secret|token)[\w-]*[ =])\S+")
+_WITHOUT_SCHEME = re.compile(r"(?<![^\s'\"/@:=])[^\s'\"/@:=]{0,256}:(?!//|\d+([/\s]|[,;]))[^\s'\"]{1,256}@")
+"""Lengths are bounded, since each beginning is tried."""
+_SECRET_FLAG = re.compile(r"(--(?!max)[\w-]*(?:key|pass|secret|token)(?!s)[\w-]*[ =])(?!--)\S+")
 _SECRET_PARAMETER = re.compile(r"([?&][\w-]*(?:pass|secret|token)[\w-]*=)[^&\s'\"]*")
 
 

@@ -42,3 +42,8 @@ def test_one_thing_is_singular_and_any_other_number_is_plural():
 )
 def test_credentials_are_masked_with_a_scheme_and_without(said, shown):
     assert masked(said) == shown
+
+
+@pytest.mark.parametrize("text", ['{"to":"bob@x.org"}', "localhost:7700,user@x", "@" + "a:" * 20_000])
+def test_what_is_no_credential_stays(text: str) -> None:
+    assert masked(text) == text

@@ -203,3 +203,21 @@ async def test_an_answer_ends_where_no_verifier_has_room_for_more_of_it_or_its_t
     assert (len(completion.token_ids), completion.finish_reason) == (50, "length")
     verifier.script.refuse = None
     assert completion.text == (await client.generate("x", max_tokens=50)).text
+
+
+async def test_a_prompt_is_scored_alone(client: AsyncClient) -> None:
+    completion = await client.generate("words of x", max_tokens=0, prompt_logprobs=0)
+    assert (completion.token_ids, completion.finish_reason) == ((), "length")
+    assert completion.prompt_logprobs is not None
+
+
+async def test_an_answer_that_may_be_written_offline_goes_on_so_where_a_further_part_finds_no_verifier(
+    client: AsyncClient, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "OPEN_END", 30)
+    verifier.script.max_sequence = 200
+    stream = await client.stream("x", max_tokens=None, offline="draft_only")
+    await stream.next()
+    verifier.script.refuse = Unavailable("gone")
+    completion = await stream.drain()
+    assert len(completion.token_ids) > 50 and not completion.verified

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from edge_agent.http.parsing.formats import (
     BARE,
@@ -410,7 +411,8 @@ def typed(text: str, kinds: frozenset[str]) -> str:
 
 def _of_python(text: str) -> tuple[Any, str]:
     """Return a list or an object of Python's literals, and its JSON; the text twice where it is none."""
-    with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError), catch_warnings():
+        simplefilter("ignore")  # of a backslash that means nothing in the model's text
         if text.startswith(("[", "{")) and isinstance(value := ast.literal_eval(text), list | dict):
             return value, json.dumps(value, allow_nan=False)
     return text, text
