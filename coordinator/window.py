@@ -347,7 +347,8 @@ def replay(
     waiting, most = bool(waits.any()), np.minimum(k, depth)
     first = np.where(draft > 0.0, 1.0, 1e3)  # without drafting time all levels are drafted at once
     counts = [len(history) for history in histories]
-    ends, last_ones = np.repeat(counts, shape[1]), {*counts}
+    history_lengths = {*counts}
+    ends = np.repeat(counts, shape[1])
     lengths, all_steps, all_levels = np.zeros((3, lanes))
     now, steps = np.zeros((2, lanes))
     taken, evaluated, owed, by_server, received = np.zeros((5, lanes))
@@ -378,7 +379,7 @@ def replay(
         if gains:
             begins &= by_server <= position
         taken = (taken + 1.0) * goes_on
-        if position + 1 in last_ones:
+        if position + 1 in history_lengths:
             last = ends == position + 1
             np.copyto(lengths, now + 1.0, where=last)
             np.copyto(all_steps, steps, where=last)

@@ -363,12 +363,13 @@ class Engine:
         prompt alone, which would take all of the target's time from those under way. With one it is all of them, as
         soon as none is under way. The verifier's heads read what the last step computed, so with them there is one.
         """
+        self._profiler.cohorts, together = 1, [] if under_way else candidates
+        if not self._executor.overlaps or self._overlay.wants_hidden:
+            return together
         generating = [candidate for candidate in candidates if candidate.may_step and candidate.pending == 1]
-        overlaps = self._executor.overlaps and not self._overlay.wants_hidden
-        two = overlaps and self._profiler.cohorts_pay(len(generating) + under_way)
-        self._profiler.cohorts = 2 if two else 1
-        if not two:
-            return [] if under_way else candidates
+        if not self._profiler.cohorts_pay(len(generating) + under_way):
+            return together
+        self._profiler.cohorts = 2
         half = sorted(generating, key=lambda one: -one.skipped)[: -(-(len(generating) + under_way) // 2)]
         return [*half, *(candidate for candidate in candidates if candidate.pending > 1)] if half else []
 
@@ -470,6 +471,8 @@ class Engine:
             try:
                 call()
             except Exception as error:
+                with about(session=session_id):
+                    log.exception("a message for session %s cannot be taken", short_id(session_id))
                 if (session := self._live.get(session_id)) is not None:
                     self._fail_internally(session, f"a message cannot be taken: {type(error).__name__}")
 
