@@ -130,7 +130,7 @@ class BundleLoader:
 
     def _without_model(self, why: str, level: int) -> Draft:
         log.log(level, "%s; n-grams of the text draft", why)
-        return ngram_draft(why)
+        return ngram_draft(why if level > logging.INFO else "")  # to offer no model is no failure
 
     async def _fetched(self, ref: pb.Artifact) -> Path:
         return await cached(self.cache, ref, self.fetch)

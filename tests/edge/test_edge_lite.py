@@ -27,14 +27,16 @@ async def test_without_llama_cpp_n_grams_draft_and_no_draft_is_fetched(
     assert [one.levelname for one in caplog.records if "llama-cpp-python" in one.getMessage()] == ["WARNING"]
 
 
-async def test_that_a_verifier_offers_no_draft_is_said_in_statistics_and_metrics(
-    client: AsyncClient, verifier: FakeVerifier
+async def test_that_a_verifier_offers_no_draft_is_logged_and_is_no_failure(
+    client: AsyncClient, verifier: FakeVerifier, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     del verifier.script.artifacts["draft"]
     completion = await client.generate("x", max_tokens=5)
     assert completion.statistics.draft == "ngram"
-    assert completion.statistics.draft_failure == "the verifier offers no draft model"
-    assert b"outrider_edge_draft_failures_total 1.0" in client.metrics.render()
+    assert completion.statistics.draft_failure == ""
+    assert b"outrider_edge_draft_failures_total 0.0" in client.metrics.render()
+    assert "the verifier offers no draft model; n-grams of the text draft" in caplog.text
 
 
 def test_the_extra_for_devices_without_a_model_is_that_of_devices_less_llama_cpp() -> None:
