@@ -138,7 +138,7 @@ def test_what_is_killed_under_up_starts_again_at_its_address_with_its_state_and_
     with cluster.cordoned("verifier-2"):
         moved = client.stream(PROMPT, **LONG)
         taken(moved, 20)
-    victim.kill()
+        victim.kill()  # before the command that ends the cordon, which may take longer than the text
     assert moved.drain().token_ids == whole[: LONG["max_tokens"]] and moved.statistics.failovers >= 1
     cluster.up.await_output("verifier-1 was ended by SIGKILL")
     after = until(lambda: (one := verifiers().get("verifier-1")) and one["restarts"] > before["restarts"] and one)
