@@ -2,7 +2,7 @@
 
     python -m benchmarks                      list all
     python -m benchmarks all --quick          run all, for at most two minutes each
-    python -m benchmarks all                  run all in full: at most four hours
+    python -m benchmarks all                  run all in full: at most two hours
     python -m benchmarks latency capacity     run some
     python -m benchmarks page                 write docs/benchmarks.md from benchmarks/results
 
@@ -23,9 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.page import page
+from benchmarks.plot import draw_speedups
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "benchmarks"
+PICTURE = ROOT / "docs" / "images" / "speedup.svg"
 RESULTS, OUT = FOLDER / "results", FOLDER / "out"
 NAMES = (
     *("lossless", "latency", "window", "capacity", "engine"),
@@ -62,10 +64,12 @@ def run(name: str, arguments: Sequence[str], out: Path) -> bool:
 
 
 def write_page() -> None:
-    """Write docs/benchmarks.md."""
+    """Write docs/benchmarks.md and README's picture."""
     results = {name: RESULTS / f"{name}.json" for name in NAMES}
     found = {name: json.loads(file.read_text()) for name, file in results.items() if file.is_file()}
     (ROOT / "docs" / "benchmarks.md").write_text(page({name: docstring(name) for name in NAMES}, found))
+    if "window" in found:
+        draw_speedups(found["window"], PICTURE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

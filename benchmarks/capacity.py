@@ -8,7 +8,8 @@ with n-grams and the draft; the coordinator sets speculation lengths.
 where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
 
 `--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds verifiers that run
-vLLM in that interpreter.
+vLLM in that interpreter. With `--step-ms N` a step takes at least N milliseconds, so that rows which it computes anyway
+in less cost nothing.
 
 Caveat: devices share the cores that the verifier leaves. Where `devices_busy` is near 1 they could not draft as fast as
 devices of their own do, so on two cores the rows with many users show less than there is.
@@ -25,6 +26,7 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
+from benchmarks.support.throttled_verifier import environment
 from edge_agent.bench.measure import PROMPTS_IN_A_ROW, Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
 from edge_agent.bench.users import SAMPLED, PromptInput, Users
@@ -36,8 +38,8 @@ NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 class Setting:
     """Set how much is measured."""
 
-    users: tuple[int, ...] = (1, 4, 8, 16, 32)
-    prompts: int = 8
+    users: tuple[int, ...] = (1, 4, 16, 32)
+    prompts: int = 12
     """Prompts of each row, but at least as many as its users take in a row."""
     tokens: int = 96
 
@@ -66,11 +68,12 @@ def sites(pair: Pair, vllm_python: Path | None) -> list[Site]:
 
 
 async def measured(
-    site: Site, pair: Pair, setting: Setting, options: Sequence[str], prompts: Sequence[PromptInput]
+    site: Site, pair: Pair, setting: Setting, options: Sequence[str], prompts: Sequence[PromptInput], step_ms: float
 ) -> list[dict[str, Any]]:
-    """Return the rows of one verifier. options: further ones. prompts: are repeated for many users."""
+    """Return the rows of one verifier. options: further ones. prompts: are repeated. step_ms: least time of a step."""
     table = []
-    async with harness.one_verifier(pair, *options, *site.options) as cluster:
+    throttle = environment(step_ms) if step_ms else None
+    async with harness.one_verifier(pair, *options, *site.options, throttle=throttle) as cluster:
         cores = sorted(os.sched_getaffinity(0))
         for users in setting.users:
             count = max(setting.prompts, PROMPTS_IN_A_ROW * users)
@@ -128,7 +131,9 @@ async def measure(options: argparse.Namespace) -> None:
         given += ["--kv-slots", "262144", "--max-sessions", str(max(setting.users))]
     prompts = list(harness.prompts(options, pair, 1 + max(setting.prompts, min(64, 2 * max(setting.users)))).values())
     table = [
-        row for site in sites(pair, options.vllm_python) for row in await measured(site, pair, setting, given, prompts)
+        row
+        for site in sites(pair, options.vllm_python)
+        for row in await measured(site, pair, setting, given, prompts, options.step_ms)
     ]
     rates: dict[str, dict[int, float]] = {NOBODY: {row["users"]: row[NOBODY] for row in reversed(table)}}
     for one in table:
@@ -136,7 +141,7 @@ async def measure(options: argparse.Namespace) -> None:
     harness.finish(
         options,
         f"Tokens per second at temperature 0.8, at most {setting.tokens} tokens a text, target on {options.device}"
-        f" (dtype {options.dtype}).",
+        f" (dtype {options.dtype}), at least {options.step_ms:g} ms a step.",
         table,
         rate=options.rate,
         users_at_rate={who: rounded(users_at(options.rate, by_users), 1) for who, by_users in rates.items()},
@@ -147,6 +152,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("capacity", __doc__)
     harness.add_target_options(parser)
     harness.add_vllm_option(parser)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="least time of a step of the target (default: 0)")
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second that each user shall get")
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))

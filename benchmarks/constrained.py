@@ -214,7 +214,7 @@ def judge_suite(suite: Path, target: Path) -> dict[str, int]:
 
 async def measure(options: argparse.Namespace) -> None:
     pair = Pair.of(options)
-    count, tokens = (2, 48) if options.quick else (16, 128)
+    count, tokens = (2, 48) if options.quick else (12, 64)
     suite = {"suite": judge_suite(options.suite, pair.target)} if options.suite else {}
     prompts = list(harness.prompts(options, pair, count).values())
     rows = await rows_of(pair, prompts, tokens)

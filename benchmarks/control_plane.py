@@ -59,7 +59,7 @@ SAMPLE_S = 0.1
 class Setting:
     """Set how much is measured."""
 
-    fleets: tuple[tuple[int, int], ...] = ((1, 1_000), (1, 4_000), (2, 4_000), (4, 4_000))
+    fleets: tuple[tuple[int, int], ...] = ((1, 1_000), (1, 2_000), (2, 4_000), (4, 8_000))
     """Coordinators and sessions of each row."""
     opens_per_s: float = 50.0
     warm_s: float = 10.0

@@ -67,13 +67,13 @@ REFUSED = 3
 class Setting:
     """Set how much is measured."""
 
-    requests: int = 3_500
+    requests: int = 1_000
     tokens: int = 192
     """Tokens of a request, at most."""
-    chats: int = 1_300
+    chats: int = 400
     """Requests of others."""
-    train_minutes: float = 15.0
-    heldout: int = 40
+    train_minutes: float = 8.0
+    heldout: int = 20
     """Prompts to measure with, of each domain; of chats as many as there are."""
     heldout_tokens: int = 128
     devices: int = 8

@@ -49,9 +49,9 @@ SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
 class Setting:
     """Set how much is measured."""
 
-    rtts_ms: tuple[float, ...] = (0.0, 10.0, 25.0, 50.0, 100.0, 200.0)
-    prompts: int = 24
-    tokens: int = 96
+    rtts_ms: tuple[float, ...] = (0.0, 50.0, 150.0)
+    prompts: int = 40
+    tokens: int = 64
     short: int = 26
     """Prompts of `--short`."""
     fixed: tuple[int, ...] = (2, 4, 8)

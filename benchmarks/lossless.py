@@ -236,7 +236,7 @@ def flips(reader: StepReader, texts: Sequence[Text]) -> list[dict[str, Any]]:
 
 async def measure(options: argparse.Namespace) -> None:
     pair = Pair.of(options)
-    count, tokens, samples = (3, 24, 30) if options.quick else (16, 96, 150)
+    count, tokens, samples = (3, 24, 30) if options.quick else (16, 64, 150)
     prompts = harness.prompts(options, pair, count)
     comparison = Comparison(Reference(str(pair.target), options.dtype), prompts, tokens, TIES[options.dtype])
     rows: list[dict[str, Any]] = []

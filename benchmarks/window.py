@@ -2,10 +2,12 @@
 
 The target takes at least `--step-ms` a step, as a larger one does, and the device is `rtt_ms` away. `none` is tokens
 per second without drafts; every other column is the speed over it, as the median of each text's own ratio, from the
-first token on, at temperature 0.8. `fixed 2`, `fixed 4` and `fixed 8` are speculation lengths that never change, under
-a coordinator that leaves them alone. With `adaptive` the coordinator sets the length from the measured acceptance,
-distance and load. In these the device drafts, and the verifier's n-grams join it with `adaptive`. With `verifier` the
-verifier drafts, by n-grams and the GGUF draft, and with `both` both do. `--users N` lets N users run at the same time.
+first token on, at temperature 0.8. `fixed 4` is a speculation length that never changes, under a coordinator that
+leaves it alone. With `adaptive` the coordinator sets the length from the measured acceptance, distance and load. In
+these the device drafts, and the verifier's n-grams join it with `adaptive`. With `verifier` the verifier drafts, by
+n-grams and the GGUF draft, and with `both` both do. `rounds` is calculated: a device that sends a tree and waits for
+the answer before it drafts again gets as many tokens as the best fixed length nearest to the verifier, for a step and a
+round trip. Its drafting is taken to cost nothing. `--users N` lets N users run at the same time.
 
 `--fleet` simulates verifiers of 20 and of 100 sessions instead, which needs no model: tokens per second of the
 coordinator's lengths over none, the slowest session over its own speed without speculation, and the share of a bound
@@ -32,7 +34,7 @@ from benchmarks.support.throttled_verifier import environment
 from coordinator.cluster import Cluster
 from edge_agent.bench.users import SAMPLED, Run, Users, differing, run_users
 
-NONE, ADAPTIVE, VERIFIER, BOTH = "none", "adaptive", "verifier", "both"
+NONE, ADAPTIVE, VERIFIER, BOTH, ROUNDS = "none", "adaptive", "verifier", "both", "rounds"
 Cells = dict[tuple[float, str], Run]
 """(round trip in ms, arm) -> the run"""
 
@@ -41,10 +43,10 @@ Cells = dict[tuple[float, str], Run]
 class Setting:
     """Set how much is measured."""
 
-    rtts_ms: tuple[float, ...] = (1.0, 20.0, 50.0, 100.0, 200.0)
-    fixed: tuple[int, ...] = (2, 4, 8)
-    prompts: int = 5
-    tokens: int = 64
+    rtts_ms: tuple[float, ...] = (1.0, 50.0, 100.0, 200.0)
+    fixed: tuple[int, ...] = (4,)
+    prompts: int = 40
+    tokens: int = 40
     verifiers: int = 8
     """Simulated ones of each size."""
 
@@ -85,14 +87,15 @@ def sites(pair: Pair, setting: Setting) -> list[Site]:
     return [Site({NONE: None, ADAPTIVE: "auto"}), *fixed, Site({VERIFIER: None, BOTH: "auto"}, pair.own_speculation)]
 
 
-def row(rtt_ms: float, runs: Mapping[str, Run]) -> dict[str, Any]:
-    """Return the row of one distance."""
+def row(rtt_ms: float, runs: Mapping[str, Run], in_rounds: float) -> dict[str, Any]:
+    """Return the row of one distance. in_rounds: tokens of a round."""
     rates = {(text.user, text.prompt): text.rate for text in runs[NONE].texts}
     over = {
         arm: statistics.median(text.rate / rates[text.user, text.prompt] for text in found.texts)
         for arm, found in runs.items()
         if arm != NONE
     }
+    over[ROUNDS] = in_rounds / (1 + rtt_ms * 1e-3 * runs[NONE].rate)
     return {"rtt_ms": rtt_ms, NONE: rounded(runs[NONE].rate, 1)} | {arm: rounded(ratio) for arm, ratio in over.items()}
 
 
@@ -120,12 +123,13 @@ async def live(options: argparse.Namespace, setting: Setting) -> None:
     runs: Cells = {}
     for site in sites(pair, setting):
         runs |= await runs_at(site, pair, setting, prompts, options)
+    in_rounds = max(runs[min(setting.rtts_ms), f"fixed {length}"].acceptance_length for length in setting.fixed)
     arms = [NONE, *(f"fixed {length}" for length in setting.fixed), ADAPTIVE, VERIFIER, BOTH]
     harness.finish(
         options,
         f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {setting.prompts} prompts at"
         f" temperature 0.8, at most {setting.tokens} tokens each.",
-        [row(rtt_ms, {arm: runs[rtt_ms, arm] for arm in arms}) for rtt_ms in setting.rtts_ms],
+        [row(rtt_ms, {arm: runs[rtt_ms, arm] for arm in arms}, in_rounds) for rtt_ms in setting.rtts_ms],
         acceptance_length={
             arm: {f"{rtt_ms:g}": rounded(runs[rtt_ms, arm].acceptance_length) for rtt_ms in setting.rtts_ms}
             for arm in arms

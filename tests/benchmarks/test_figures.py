@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import window
 from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
 from benchmarks.page import page
+from benchmarks.plot import draw_speedups
 from benchmarks.support import harness
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
 from benchmarks.support.harness import Pair
@@ -62,6 +64,14 @@ def test_a_text_differs_where_it_says_something_else_and_not_where_it_was_cut(
     reference = text(0, 7, (1.0, 2.0, 3.0), "abc")
     delivered = tuple(float(number) for number in range(len(tokens)))
     assert differing([text(1, 7, delivered, tokens, whole=whole)], [reference]) == count
+
+
+def test_rounds_cost_a_round_trip_each_and_their_drafting_nothing(tmp_path: Path) -> None:
+    runs = {arm: Run((text(0, 0, (1.0, 1.5, 2.0)),), busy=0.0) for arm in ("none", "adaptive", "verifier", "both")}
+    shown = [window.row(rtt_ms, runs, in_rounds=1.8) for rtt_ms in (0.0, 250.0)]
+    assert [one["rounds"] for one in shown] == [1.8, 1.2], "a step takes 500 ms"
+    draw_speedups({"table": shown}, tmp_path / "picture.svg")
+    assert "in rounds (calculated)" in (tmp_path / "picture.svg").read_text()
 
 
 def test_a_text_that_ends_in_a_loop_is_found_and_one_that_repeats_a_phrase_is_not() -> None:
