@@ -101,21 +101,23 @@ class Sessions:
         """Start work that goes on until it ends or this is closed."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        task.add_done_callback(self._begun_is_done)
         return task
+
+    def _begun_is_done(self, task: asyncio.Task[Any]) -> None:
+        self._waiting.discard(task)
+        if not task.cancelled():
+            task.exception()  # asyncio would log a failure for which no caller waits any more
 
     async def result_of(self, task: asyncio.Task[_A]) -> _A:
         """Wait for what `begin` returned, which goes on if the caller is cancelled.
 
         Raises BadRequest if closing has ended it.
         """
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or not caller.cancelling():
-                self.check_open()
-            raise
+        await asyncio.wait([task])
+        if task.cancelled():
+            self.check_open()
+        return task.result()
 
     @contextlib.asynccontextmanager
     async def slot(self, statistics: Statistics, finish: Callable[[], str]) -> AsyncIterator[None]:

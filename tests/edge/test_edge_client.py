@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,26 @@ async def test_more_sessions_than_workers_draft_by_n_grams_alone_and_it_is_said(
     assert first.draft not in ("", "ngram") and not first.draft_busy
     assert all(one.draft == "ngram" and one.draft_busy and not one.draft_failure for one in others)
     assert sum(line.startswith("a session drafts by n-grams alone") for line in caplog.messages) == 3
+
+
+async def test_loading_that_fails_after_its_only_caller_has_gone_is_no_error_of_asyncios(
+    verifier: FakeVerifier, tmp_path: Path, give_up_after: Callable[[float], None]
+) -> None:
+    give_up_after(0.0)
+    await verifier.kill()
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
+        preparing = asyncio.create_task(made.prepare())
+        await asyncio.sleep(0)
+        assert made._loading is not None
+        preparing.cancel()
+        await asyncio.wait([made._loading])
+        assert preparing.cancelled() and not made._loading.cancelled()
+        made._loading = None
+    del preparing  # its traceback holds what it awaited
+    gc.collect()
+    assert complaints == []
 
 
 def test_a_client_needs_exactly_one_address() -> None:
