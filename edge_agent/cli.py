@@ -25,7 +25,7 @@ from outrider.artifacts.hub import Tell, fetch_draft, hub_id
 from outrider.artifacts.model_files import check_gguf
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
-from outrider.core.errors import BadRequest, ModelRefused, OutriderError
+from outrider.core.errors import TOO_LONG, BadRequest, ModelRefused, OutriderError
 from outrider.core.sampling import RULES
 from outrider.core.text import Parser
 from outrider.settings import add_config_options, add_settings, epilog, settle
@@ -112,8 +112,6 @@ async def _bench(args: argparse.Namespace) -> None:
 
 async def _answer(client: AsyncClient, messages: list[Message], options: Options) -> CompletionStream:
     """Ask for the answer to the last message; drops the oldest turns where the target cannot hold them all."""
-    from edge_agent.sdk.request import TOO_LONG
-
     holds = (await client.prepare()).description.max_sequence
     while True:
         try:

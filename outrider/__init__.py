@@ -1,6 +1,6 @@
 """Decode speculatively across a network: devices draft, verifiers check.
 
-`from outrider import Client, AsyncClient` gives the device's SDK, which is imported only then.
+`from outrider import Client` and the other names of the device's SDK import `edge_agent`, and only then.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_agent import AsyncClient, Client
+    from edge_agent import *  # noqa: F403
 
-__all__ = ["AsyncClient", "Client", "__version__"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("AsyncClient", "Client"):
+    sdk = importlib.import_module("edge_agent") if name[:1].isupper() else None  # a submodule's name is lower case
+    if sdk is None or name not in sdk.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("edge_agent"), name)
+    return getattr(sdk, name)

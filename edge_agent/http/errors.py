@@ -11,9 +11,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from edge_agent.sdk.request import TOO_LONG
 from outrider.core import errors
-from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.errors import TOO_LONG, BadRequest, OutriderError
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -174,6 +175,10 @@ def _blocking(
     def waiting(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> _B:
         return result(self._loop.run(method(self._client, *args, **kwargs)), self._loop)
 
+    if isinstance(result, type):
+        shown = inspect.signature(method).replace(return_annotation=result.__name__)
+        waiting.__signature__ = shown  # type: ignore[attr-defined]
+        waiting.__annotations__ = {**method.__annotations__, "return": result.__name__}
     return waiting
 
 

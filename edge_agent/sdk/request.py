@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, AcceptanceRule, Offline, Options, Timeout
 from edge_agent.target.chat_template import Message
-from outrider.core.errors import BadRequest
+from outrider.core.errors import TOO_LONG, BadRequest
 from outrider.core.protocol.messages import (
     MAX_GENERATED_TOKENS,
     MAX_LOGPROBS,
@@ -34,9 +34,6 @@ from outrider.core.protocol.messages import (
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire.bounds import is_label
 from outrider.wire.v1.session_pb2 import DescribeResponse
-
-TOO_LONG = "length of prompt"
-"""BadRequest.field for a prompt that the target cannot hold."""
 
 OPEN_END = 4096
 """Tokens that a request whose max_tokens is None asks for at a time, or a quarter of the target's longest sequence if
@@ -274,7 +271,7 @@ def _check_length(tokens: int) -> None:
     if not tokens:
         raise BadRequest("the prompt is empty, must have at least one token", field="prompt")
     if tokens > MAX_PROMPT_TOKENS:
-        raise BadRequest.bound("length of prompt", f"{tokens} tokens", f"at most {MAX_PROMPT_TOKENS}")
+        raise BadRequest.bound(TOO_LONG, f"{tokens} tokens", f"at most {MAX_PROMPT_TOKENS}")
 
 
 def _check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:

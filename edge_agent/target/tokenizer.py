@@ -6,7 +6,7 @@ import functools
 import threading
 
 from outrider.core.constraint import Grammars
-from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.errors import TOO_LONG, BadRequest, ModelRefused
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.core.vocabulary import token_table, vocabulary_hash
 
@@ -77,7 +77,7 @@ class TargetTokenizer:
     def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
         if len(text) > (most := self._most_characters):
             bound = f"at most {most}, {self._most_tokens} of the target's longest tokens; shorten it"
-            raise BadRequest.bound("length of prompt", f"{len(text)} characters", bound)
+            raise BadRequest.bound(TOO_LONG, f"{len(text)} characters", bound)
         try:
             # A batch of one, since that releases the interpreter's lock: a long text would stop every other thread.
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=added)  # type: ignore[attr-defined]

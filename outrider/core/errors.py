@@ -26,6 +26,9 @@ from typing import Any, NamedTuple, Self
 
 from outrider.core.text import masked
 
+TOO_LONG = "length of prompt"
+"""`field` of a BadRequest for a text that the target, or offline the draft, cannot hold."""
+
 
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.core.errors import BadRequest, InternalError, Overloaded, between
+from outrider.core.errors import TOO_LONG, BadRequest, InternalError, Overloaded, between
 from outrider.llama.context import MAX_SEQUENCES, KvType, LlamaContext, Logits
 from outrider.llama.library import library
 from outrider.llama.model import LlamaModel
@@ -271,7 +271,7 @@ class TreeContext(LlamaContext):
 
     def _check_fits(self, length: int) -> None:
         if length > self.n_ctx:
-            raise ContextFull(f"{length} tokens do not fit into a context of {self.n_ctx}", field="tokens")
+            raise ContextFull(f"{length} tokens do not fit into a context of {self.n_ctx}", field=TOO_LONG)
 
     def _check_path(self, path: Sequence[int]) -> None:
         """Raise BadRequest unless `path` is a chain of handles from a child of TIP down."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import edge_agent
+import outrider
 from edge_agent import AsyncClient, BlockingSkeleton, BlockingStream, Client, CompletionStream, SkeletonStream
 from outrider.core import errors
 
@@ -69,6 +70,22 @@ def test_streams_of_both_clients_have_the_same_methods(awaiting: type, blocking:
     theirs = surface(blocking)
     assert set(theirs) - {"__init__"} >= {TWINS.get(name, name)}
     assert shape(theirs[TWINS.get(name, name)]) == shape(surface(awaiting)[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("stream", "BlockingStream"), ("stream_chat", "BlockingStream"), ("stream_skeleton", "BlockingSkeleton")],
+)
+def test_a_method_of_the_blocking_client_names_the_stream_that_it_returns(name: str, given: str) -> None:
+    method = getattr(Client, name)
+    assert inspect.signature(method).return_annotation == method.__annotations__["return"] == given
+    assert getattr(AsyncClient, name).__annotations__["return"] != given
+
+
+def test_outrider_has_the_names_of_the_sdk_and_no_other() -> None:
+    assert all(getattr(outrider, name) is getattr(edge_agent, name) for name in edge_agent.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Sessions'"):
+        outrider.Sessions  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_error_of_the_tree_is_among_the_public_names() -> None:

@@ -20,7 +20,7 @@ from edge_agent.sdk.request import Request
 from edge_agent.sdk.sessions import DeliverySource
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.tokenizer import TargetTokenizer
-from outrider.core.errors import BadRequest, InternalError, Overloaded, TimedOut, Unavailable
+from outrider.core.errors import TOO_LONG, BadRequest, InternalError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.wire.v1 import session_pb2 as pb
@@ -209,6 +209,18 @@ async def test_a_prompt_is_scored_alone(client: AsyncClient) -> None:
     completion = await client.generate("words of x", max_tokens=0, prompt_logprobs=0)
     assert (completion.token_ids, completion.finish_reason) == ((), "length")
     assert completion.prompt_logprobs is not None
+
+
+async def test_a_text_too_long_for_the_draft_is_refused_offline_by_the_field_that_names_one_too_long_for_the_target(
+    client: AsyncClient, verifier: FakeVerifier
+) -> None:
+    await client.prepare()
+    with pytest.raises(BadRequest) as online:
+        await client.generate([65] * 9000, max_tokens=5)
+    await verifier.kill()
+    with pytest.raises(BadRequest) as offline:
+        await client.generate([65] * 600, max_tokens=5, offline="draft_only")
+    assert online.value.field == offline.value.field == TOO_LONG
 
 
 async def test_an_answer_that_may_be_written_offline_goes_on_so_where_a_further_part_finds_no_verifier(
