@@ -33,7 +33,10 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 log = logging.getLogger(__name__)
 
 OFFLINE_AFTER_S = 5.0
-"""Seconds that a session without progress looks for a verifier before the draft goes on alone, if that is allowed."""
+"""Seconds that a request looks for a verifier before the draft begins alone, if that is allowed."""
+OFFLINE_IN_ANSWER_S = 20.0
+"""The same of an answer that a verifier has begun: a device that wakes up, or changes its network, is back by then,
+and what the draft has once gone on with is the draft's to its end."""
 OPEN_BUDGET_S = 30.0
 """Seconds that a request looks for room in the cluster, or tries again before its first token; also those that loading
 the target, before the first request, waits for a verifier."""
@@ -135,7 +138,10 @@ class Sessions:
             self.check_open()
             announced = self.drafts.draft if request.speculation else None
             release = announced.release if announced is not None else ""
-            budget_s = min(self.resume_budget_s, OFFLINE_AFTER_S if request.offline == "draft_only" else math.inf)
+            budget_s = later_s = self.resume_budget_s
+            if request.offline == "draft_only":
+                later_s = min(later_s, OFFLINE_IN_ANSWER_S)
+                budget_s = later_s if session.received else min(budget_s, OFFLINE_AFTER_S)
             asked = pb.OpenSessionRequest(
                 prompt_tokens=len(session.prompt), draft_release=release, traffic_class=request.traffic_class
             )
@@ -153,7 +159,7 @@ class Sessions:
             driver = SessionDriver(
                 session,
                 draft,
-                self.route(placement, budget_s),
+                self.route(placement, budget_s, later_s),
                 self._channels,
                 statistics,
                 vocabulary_hash=bundle.tokenizer.vocabulary_hash,
@@ -260,9 +266,11 @@ class Sessions:
     def close_session(self, placement: pb.OpenSessionResponse) -> None:
         self._in_background(self.coordinator.close(placement.session_id, placement.primary.ticket))
 
-    def route(self, placement: pb.OpenSessionResponse | None, budget_s: float) -> Route:
-        """Return the route of a session. budget_s: how long it looks for a verifier without progress."""
-        backoff = Backoff(budget_s)
+    def route(self, placement: pb.OpenSessionResponse | None, budget_s: float, later_s: float | None = None) -> Route:
+        """Return the route of a session. budget_s, later_s: how long it looks for a verifier before and after the first
+        progress; the same if `later_s` is None.
+        """
+        backoff = Backoff(budget_s, later_s=later_s)
         if placement is None:
             return Route.direct(self.settings.verifier, backoff, tls=self._tls)
         return Route(placement, self.coordinator.resume, backoff)

@@ -32,10 +32,13 @@ class Backoff:
         *,
         first_s: float = 0.1,
         max_s: float = 3.0,
+        later_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
+        """later_s: the budget once there has been progress, if it is another one."""
         self._budget_s = budget_s
+        self._later_s = budget_s if later_s is None else later_s
         self._first_s = first_s
         self._max_s = max_s
         self._clock = clock
@@ -63,6 +66,7 @@ class Backoff:
     def progressed(self) -> None:
         """Start again with the shortest pause and the whole budget."""
         self._failures, self._since, self._due = 0, None, -math.inf
+        self._budget_s = self._later_s
 
     def pause_s(self, least_s: float = 0.0) -> float:
         """Return the seconds to wait now, at least `least_s`."""

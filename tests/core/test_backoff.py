@@ -21,6 +21,19 @@ def test_progress_renews_the_budget_and_its_lack_ends_it() -> None:
         backoff.failed(Unavailable("x"))
 
 
+def test_the_budget_may_be_another_one_after_progress() -> None:
+    now = [0.0]
+    backoff = Backoff(1.0, later_s=10.0, clock=lambda: now[0], draw=lambda: 0.0)
+    for passed, budget_s in ((0.5, 1.0), (9.0, 10.0)):
+        for _ in range(2):
+            backoff.failed(Unavailable("x"))
+            now[0] += passed
+        now[0] += budget_s
+        with pytest.raises(Unavailable):
+            backoff.failed(Unavailable("x"))
+        backoff.progressed()
+
+
 def test_pauses_double_up_to_a_bound_and_honour_the_peers_wish() -> None:
     backoff = Backoff(1e9, draw=lambda: 1.0)
     pauses = []

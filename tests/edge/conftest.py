@@ -41,7 +41,8 @@ async def channels() -> AsyncIterator[Channels]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafts go on alone soon."""
-    monkeypatch.setattr("edge_agent.sdk.sessions.OFFLINE_AFTER_S", 0.2)
+    for name in ("OFFLINE_AFTER_S", "OFFLINE_IN_ANSWER_S"):
+        monkeypatch.setattr(f"edge_agent.sdk.sessions.{name}", 0.2)
 
 
 @pytest.fixture

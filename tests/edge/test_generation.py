@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings, Statistics, Timeout
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.sdk import generation, request
+from edge_agent.sdk import generation, request, sessions
 from edge_agent.sdk.generation import CompletionStream, Deadline
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.sessions import DeliverySource
@@ -209,6 +210,28 @@ async def test_a_prompt_is_scored_alone(client: AsyncClient) -> None:
     completion = await client.generate("words of x", max_tokens=0, prompt_logprobs=0)
     assert (completion.token_ids, completion.finish_reason) == ((), "length")
     assert completion.prompt_logprobs is not None
+
+
+async def test_an_answer_that_a_verifier_has_begun_waits_longer_for_one_before_the_draft_goes_on_with_it(
+    client: AsyncClient, verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.prepare()
+    monkeypatch.setattr(sessions, "OFFLINE_AFTER_S", 0.0)
+    monkeypatch.setattr(sessions, "OFFLINE_IN_ANSWER_S", 60.0)
+    client._sessions.resume_budget_s = 60.0
+    stream = await client.stream("x", max_tokens=300, offline="draft_only")
+    await stream.next()
+    verifier.script.refuse = Unavailable("gone")
+    verifier.drop_streams()
+    begun = len(verifier.opens)
+    draining = asyncio.create_task(stream.drain())
+    for _ in range(2000):
+        if len(verifier.opens) >= begun + 4 or draining.done():
+            break
+        await asyncio.sleep(0.01)
+    verifier.script.refuse = None
+    completion = await draining
+    assert completion.verified and len(completion.token_ids) == 300
 
 
 async def test_a_text_too_long_for_the_draft_is_refused_offline_by_the_field_that_names_one_too_long_for_the_target(
