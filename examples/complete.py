@@ -5,7 +5,7 @@ python -m examples.complete "Question: A bus holds 40 people. How many people do
 
 import sys
 
-from edge_agent import Client, OutriderError, Timeout
+from outrider import Client, OutriderError, Timeout
 
 PROMPT = "Question: What is gravity?\nAnswer:"
 

@@ -7,7 +7,7 @@ The answer is another one than `chat` gives: see `changes_answer` of Skeleton.
 
 import sys
 
-from edge_agent import Client, OutriderError
+from outrider import Client, OutriderError
 
 QUESTION = "Write a Python class for a queue, and explain its methods."
 

@@ -85,7 +85,8 @@ class AsyncClient:
     retries: how often a request that fails before its first token begins again. A later failure loses nothing: the
     session resumes on another verifier.
     offline: "draft_only" lets the draft model write alone while no verifier can be reached; each such chunk and the
-    completion then have `verified=False`. "raise" raises Unavailable.
+    completion then have `verified=False`. An answer that a verifier has begun waits 20 s for one first. "raise" waits
+    as long as `timeout` allows, or raises Unavailable.
     """
 
     def __init__(

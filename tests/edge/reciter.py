@@ -62,11 +62,18 @@ class Threaded:
     def call(self, work: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(work)
 
-    def until_free(self, within_s: float = 60.0) -> None:
+    def until_free(self) -> None:
         """Wait until no session is live."""
-        give_up = time.monotonic() + within_s
-        while self.verifier.live:
-            assert time.monotonic() < give_up, "the session was not cancelled"
+        self._until(lambda: not self.verifier.live)
+
+    def until_busy(self) -> None:
+        """Wait until one is."""
+        self._until(lambda: bool(self.verifier.live))
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < give_up, "a session was not opened, or not cancelled"
             time.sleep(0.01)
 
 
