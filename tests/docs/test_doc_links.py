@@ -54,10 +54,11 @@ def test_the_navigation_of_the_site_has_every_page_once() -> None:
     assert sorted(f"docs/{page}" for page in listed) == sorted([*SITE, "docs/architecture.md"])
 
 
-def test_every_alarm_has_a_section_of_the_runbook_and_leads_there() -> None:
+def test_every_alarm_has_a_section_of_the_runbook_with_its_severity_and_leads_there() -> None:
     rules = text_of("docker/prometheus/alerts.yml")
     alarms = re.findall(r"- alert: (\w+)", rules)
-    assert re.findall(r"^## (Outrider\w+)", text_of("docs/runbook.md"), re.MULTILINE) == alarms
+    sections = re.findall(r"^## (Outrider\w+)\n\n\*(\w+), ", text_of("docs/runbook.md"), re.MULTILINE)
+    assert sections == list(zip(alarms, re.findall(r"severity: (\w+)", rules), strict=True))
     assert re.findall(r"runbook_url: (.+)", rules) == [f"docs/runbook.md#{alarm.lower()}" for alarm in alarms]
 
 
