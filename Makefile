@@ -7,13 +7,13 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
 LINT   := style types imports generated docs
-# One worker more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
+# Two workers more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 2 : 5)))
 # Tests start hundreds of Python processes, which share compiled modules whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test nightly test-vllm test-clients test-package check quick-tests lint $(LINT) proto reference bench install
+.PHONY: demo test nightly vllm-environment test-vllm test-clients test-package check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 
@@ -21,9 +21,10 @@ $(RUN): pyproject.toml constraints.txt
 	$(INSTALL) edge verifier coordinator
 	touch $@
 
-$(STAMP): $(RUN)
+# In one go, since pip takes half a minute to find that what is there already will do.
+$(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) dev
-	touch $@
+	touch $(RUN) $@
 
 demo: $(RUN)
 	$(BIN)/outrider demo
@@ -33,10 +34,16 @@ test: $(STAMP)
 
 # The engine's contract and whole programs with vLLM, in an environment of its own.
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
-test-vllm: $(STAMP)
+VLLM_STAMP := $(VLLM_VENV)/.installed
+vllm-environment: $(VLLM_STAMP)
+
+$(VLLM_STAMP): $(STAMP) cloud_verifier/vllm_environment.py cloud_verifier/engine/vllm_backend/requirements.txt
 	$(BIN)/python -m cloud_verifier.vllm_environment $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	touch $@
+
+test-vllm: vllm-environment
 	LD_PRELOAD=$$(ls $(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. OUTRIDER_REQUIRE_VLLM=1 \
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
 	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py
