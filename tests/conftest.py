@@ -31,6 +31,8 @@ LONG = (
     "cloud/test_engine_host.py",
     "edge/test_http_page.py",
     "coordinator/test_release_evidence.py",
+    "programs/test_interrupts.py",
+    "programs/test_secrets.py",
     "edge/test_generation.py",
     "settings/test_config_check.py",
     "cloud/distill/test_distill_loop.py",

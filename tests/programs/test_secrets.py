@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ MODULES = {
     "outrider-edge": "edge_agent.cli",
     "outrider-verifier": "cloud_verifier.app",
 }
+IMPORTED = ("coordinator.api.server", "coordinator.cli.local", "coordinator.cli.output", "edge_agent.sdk.client")
+"""Modules that the programs import as they begin their work."""
 BAD_REDIS = (
     "user:SECRET@h:6379",
     ":SECRET@h:6379",
@@ -99,28 +102,56 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         process.wait()
 
 
+_SERVER = f"""
+import json, os, sys
+from importlib import import_module
+for module in {[*MODULES.values(), *IMPORTED]}:
+    import_module(module)
+for line in sys.stdin:
+    module, arguments, variables = json.loads(line)
+    if pid := os.fork():
+        print(pid, flush=True)
+        print("\\nended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    else:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ |= variables
+        sys.argv = [module, *arguments]
+        sys.exit(import_module(module).main())
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """Run a process that has imported what programs import, and forks for each: their starts show no secret."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        yield process
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("command", "variable", "said"), FAILURES)
-def test_a_start_that_fails_shows_no_secret(command: str, variable: str, said: str, port: int, tmp_path: Path) -> None:
+def test_a_start_that_fails_shows_no_secret(
+    server: subprocess.Popen[str], command: str, variable: str, said: str, port: int, tmp_path: Path
+) -> None:
     program, *arguments = (
         word.replace("SECRET", SECRET).replace("DIR", str(tmp_path)).replace("PORT", str(port))
         for word in command.split(" ")
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
-    environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
     name, _, value = variable.replace("SECRET", SECRET).partition("=")
-    environment |= {name: value} if name else {}
-    with subprocess.Popen(
-        [sys.executable, "-m", MODULES[program], *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
-    ) as process, contextlib.ExitStack() as stack:  # fmt: skip
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        output = ""
-        for line in process.stdout:
-            output += line
-            if "store" in line and said in line:  # a coordinator serves on, and waits for its store
-                process.terminate()
+    assert server.stdin is not None and server.stdout is not None
+    print(json.dumps([MODULES[program], arguments, {name: value} if name else {}]), file=server.stdin, flush=True)
+    pid, output = int(server.stdout.readline()), ""
+    while not (line := server.stdout.readline()).startswith("ended "):
+        assert line, output
+        output += line
+        if "store" in line and said in line:  # a coordinator serves on, and waits for its store
+            os.kill(pid, signal.SIGTERM)
     assert said in output
     assert SECRET not in output and "Traceback" not in output
-    assert process.returncode or "store" in output or "--check-config" in command
+    assert line.split() != ["ended", "0"] or "store" in output or "--check-config" in command
