@@ -38,13 +38,13 @@ def others_are_served(cluster: Cluster) -> Iterator[None]:
     with cluster.client(cache=f"cache-{secrets.token_hex(4)}") as other:
         for seed in range(4):  # so that each of the verifiers serves one
             assert len(other.generate(PROMPT, max_tokens=16, ignore_eos=True, seed=seed, timeout=180).token_ids) == 16
-    assert len(cluster.asked("verifiers", "list")["verifiers"]) == 2
+    assert len(cluster.verifiers()) == 2
     assert cluster.up.memory - before < MOST_GROWTH
 
 
 def addresses(cluster: Cluster) -> list[str]:
     """Return where the coordinator and each verifier listen."""
-    return [cluster.address, *(one["address"] for one in cluster.asked("verifiers", "list")["verifiers"])]
+    return [cluster.address, *(one.address for one in cluster.verifiers().values())]
 
 
 @pytest.mark.parametrize("kind", ["watch", "reflection"])
@@ -202,7 +202,7 @@ HONEST = ("ann", "ben", "cas", "dee", "eve")
 @pytest.fixture(scope="module")
 def tenants(cluster: Cluster) -> dict[str, str]:
     """Return the keys of five honest tenants and a liar."""
-    return {name: cluster.outrider("tenants", "create", name).strip() for name in (*HONEST, "liar")}
+    return {name: cluster.update_tenant(name, "CREATE") for name in (*HONEST, "liar")}
 
 
 @pytest.mark.parametrize(("canary_acceptance", "decision"), [(0.3, "rolled back"), (0.75, "stable")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from publishing import Publisher
-from shared_cluster import NAME, Cluster, running, until
+from shared_cluster import NAME, Cluster, command, running, until
 from small_pair import DRAFT, TARGET
 
 from edge_agent import Client
@@ -19,16 +20,32 @@ PROMPT = "def double(x):\n"
 COMMANDS = ("outrider", "outrider-coordinator", "outrider-verifier", "outrider-edge", "outrider-distill")
 
 
+EXPLAINED = r"""
+import contextlib, io, re, runpy, sys
+script, waiting = sys.argv[1], [[]]
+while waiting:
+    words, out, code = waiting.pop(), io.StringIO(), None
+    sys.argv = [script, *words, "--help"]
+    try:
+        with contextlib.redirect_stdout(out):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 0 and out.getvalue().lower().startswith("usage:"), words
+    if below := re.search(r"^  (?:COMMAND|VERB)\n((?:    .*\n)+)", out.getvalue(), re.MULTILINE):
+        waiting += [[*words, found] for found in re.findall(r"^    (\w\S*)", below[1], re.MULTILINE)]
+    print(*words)
+"""
+"""Runs an installed command for the help of everything below it, in one process: a start takes longer than a help."""
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_all_below_it_explain_themselves(cluster: Cluster, name: str) -> None:
-    waiting: list[tuple[str, ...]] = [()]
-    while waiting:
-        words = waiting.pop()
-        code, out, err = cluster.run(name, *words, "--help")
-        assert (code, err) == (0, "") and out.lower().startswith("usage:"), words
-        below = re.search(r"^  (?:COMMAND|VERB)\n((?:    .*\n)+)", out, re.MULTILINE)
-        if below:
-            waiting += [(*words, found) for found in re.findall(r"^    (\w\S*)", below[1], re.MULTILINE)]
+    code, out, err = cluster.run(name, "--help")
+    assert (code, err) == (0, "") and out.lower().startswith("usage:")
+    several = "\n  COMMAND\n" in out
+    code, out, err = cluster.run("python", "-c", EXPLAINED, *command(name))
+    assert (code, err) == (0, "") and (len(out.splitlines()) > 1) is several, err
     code, _, err = cluster.run(name, "--no-such-flag")
     assert code == 2 and err and "Traceback" not in err
 
@@ -83,10 +100,13 @@ def test_an_operator_sees_a_session_and_steers_how_far_it_speculates(cluster: Cl
 
 def test_an_operator_keeps_sessions_off_a_verifier_and_lets_them_back(cluster: Cluster, client: Client) -> None:
     [kept, other] = cluster.asked("verifiers", "list")["verifiers"]
-    with cluster.cordoned(kept["id"]):
+    cluster.outrider("verifiers", "cordon", kept["id"])
+    try:
         assert cluster.asked("verifiers", "show", kept["id"])["state"] == "cordoned"
         for _ in range(4):
             assert client.generate(PROMPT, max_tokens=4).statistics.address == other["address"]
+    finally:
+        cluster.outrider("verifiers", "uncordon", kept["id"])
     assert cluster.asked("verifiers", "show", kept["id"])["state"] == "serving"
     code, _, err = cluster.run("outrider", "verifiers", "show", "nobody", "--coordinator", cluster.address)
     assert code == 3 and "nobody" in err
@@ -161,6 +181,9 @@ def test_a_cluster_is_measured_with_drafts_and_without(cluster: Cluster, tmp_pat
     assert code == 2 and "3 users need as many prompts" in err
 
 
+@pytest.mark.skipif(
+    "OUTRIDER_NIGHTLY" not in os.environ, reason="CI runs `outrider demo` itself; nightly with this pair"
+)
 def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluster: Cluster) -> None:
     code, out, err = cluster.run("outrider", "demo", "--model", TARGET, "--draft", DRAFT, timeout_s=600)
     assert code == 0, err
@@ -216,7 +239,7 @@ def test_settings_are_checked_before_anything_starts(cluster: Cluster, tmp_path:
 def test_metrics_count_what_was_served(cluster: Cluster, client: Client) -> None:
     def committed() -> float:
         found = dict(re.findall(r"^(\S+): .*metrics at (http://\S+)", cluster.up.output, re.MULTILINE))
-        pages = [httpx.get(url).text for url in found.values()]
+        pages = [httpx.get(url, timeout=120).text for url in found.values()]
         assert len(pages) == 3  # of the coordinator and each verifier
         return sum(
             map(float, re.findall(r"^outrider_generation_tokens_total(?:\{.*\})? (\S+)$", "".join(pages), re.MULTILINE))

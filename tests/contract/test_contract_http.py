@@ -204,7 +204,7 @@ def test_a_client_that_goes_away_in_the_middle_frees_its_slots(cluster: Cluster,
 
 
 def test_the_chat_page_and_the_state_of_the_server_are_served(url: str) -> None:
-    with httpx.Client(base_url=url) as web:
+    with httpx.Client(base_url=url, timeout=120) as web:
         page = web.get("/")
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
         assert web.get("/ready").status_code == web.get("/metrics").status_code == 200

@@ -20,6 +20,7 @@ from shared_cluster import Cluster, until
 from small_pair import DRAFT, NARROW, TARGET
 
 from edge_agent import Client, EdgeSettings
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 PROMPTS = [f'def {name}(values):\n    """Return the {name} of a list."""\n' for name in ("sum", "mean", "maximum")]
 OPTIONS: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "temperature": 0.8, "seed": 11}
@@ -97,9 +98,10 @@ def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
 def no_trial(cluster: Cluster) -> Iterator[None]:
     """Take back what a test leaves on trial, of which there can be one at a time."""
     yield
-    for release in cluster.asked("releases", "list")["releases"]:
-        if release["state"] in ("canary", "candidate"):
-            cluster.outrider("releases", "rollback", release["release"])
+    for release in cluster.administer("ListReleases", pb.ListReleasesRequest()).releases:
+        if release.state in (pb.RELEASE_STATE_CANARY, pb.RELEASE_STATE_CANDIDATE):
+            request = pb.UpdateReleaseRequest(release=release.name, action="RELEASE_ACTION_ROLL_BACK")
+            cluster.administer("UpdateRelease", request)
 
 
 @pytest.fixture(scope="module")

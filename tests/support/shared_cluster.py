@@ -48,10 +48,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 from small_pair import DRAFT, TARGET
 
 from edge_agent import Client
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "pair"
@@ -242,13 +245,36 @@ class Cluster:
         """Return what the operator's command shows, from JSON."""
         return json.loads(self.outrider(*arguments, "-o", "json"))
 
-    def sessions(self) -> list[dict[str, Any]]:
-        return self.asked("sessions", "list")["sessions"]
+    def administer(self, rpc: str, request: Any) -> Any:
+        """Call an operator's RPC, which takes milliseconds where the start of a command may outlast a text."""
+        with grpc.insecure_channel(self.address) as channel:
+            return getattr(coordinator_pb2_grpc.AdminStub(channel), rpc)(request, metadata=bearer(ADMIN), timeout=60)
+
+    def sessions(self) -> list[str]:
+        """Return the ids of the live sessions."""
+        listed = self.administer("ListSessions", pb.ListSessionsRequest()).sessions
+        return [one.telemetry.session_id for one in listed]
+
+    def verifiers(self) -> dict[str, pb.VerifierStatus]:
+        """Return the verifiers that are registered, by their ids."""
+        listed = self.administer("ListVerifiers", pb.ListVerifiersRequest()).verifiers
+        return {one.verifier_id: one for one in listed}
+
+    def update(self, verifier: str, action: str) -> None:
+        """Have a verifier "CORDON", "UNCORDON" or "DRAIN"."""
+        request = pb.UpdateVerifierRequest(verifier_id=verifier, action=f"VERIFIER_ACTION_{action}")
+        self.administer("UpdateVerifier", request)
+
+    def update_tenant(self, name: str, action: str, **limits: int) -> str:
+        """Have a tenant "CREATE"d, whose key is returned, its limits "SET_LIMITS", or "REVOKE" it."""
+        limited = pb.TenantLimits(**limits)
+        request = pb.UpdateTenantRequest(name=name, action=f"TENANT_ACTION_{action}", limits=limited)
+        return self.administer("UpdateTenant", request).key
 
     def at_rest(self, *ids: str) -> bool:
         """Return whether these verifiers, by default all, hold no session and no slot of the target's memory."""
-        verifiers = self.asked("verifiers", "list")["verifiers"]
-        return not any(one["sessions"] or one["kv_used"] for one in verifiers if not ids or one["id"] in ids)
+        measured = [one.telemetry for id, one in self.verifiers().items() if not ids or id in ids]
+        return not any(one.live_sessions or one.kv_used for one in measured)
 
     @contextlib.contextmanager
     def verifier(self, *flags: object, alone: bool = False, **variables: str) -> Iterator[Program]:
@@ -264,12 +290,12 @@ class Cluster:
     def cordoned(self, *ids: str) -> Iterator[None]:
         """Keep new sessions off these verifiers."""
         for one in ids:
-            self.outrider("verifiers", "cordon", one)
+            self.update(one, "CORDON")
         try:
             yield
         finally:
             for one in ids:
-                self.outrider("verifiers", "uncordon", one)
+                self.update(one, "UNCORDON")
 
 
 @contextlib.contextmanager
