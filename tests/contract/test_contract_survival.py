@@ -189,7 +189,7 @@ def test_without_a_verifier_the_draft_writes_alone_where_it_may_and_what_it_writ
 ) -> None:
     with cluster.verifier(alone=True) as only, ThreadPoolExecutor(3) as pool:
         where: dict[str, Any] = {"verifier": only.ready, "cache_dir": cluster.folder / "alone"}
-        with Client(**where, offline="draft_only") as client, Client(**where, retries=0, timeout=20.0) as strict:
+        with Client(**where, offline="draft_only") as client, Client(**where, retries=0, timeout=8.0) as strict:
             for one in (client, strict):
                 assert one.generate(PROMPT, max_tokens=4, timeout=120.0).verified
             stream = client.stream(PROMPT, **LONG)
