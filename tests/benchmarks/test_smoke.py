@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from small_pair import PAIR
 
-from benchmarks import latency
+from benchmarks import latency, window
 from benchmarks.support.harness import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -58,7 +58,8 @@ def test_the_engine_is_timed_with_its_share_outside_the_model() -> None:
     assert {row["engine"] for row in result["beside"]} == {"Outrider", "Hugging Face"}
 
 
-def test_the_coordinators_lengths_come_near_the_bound_and_slow_no_session_down() -> None:
-    result = result_of("benchmarks.window", "--fleet", "--quick")
+def test_the_coordinators_lengths_come_near_the_bound_and_slow_no_session_down(tmp_path: Path) -> None:
+    window.main(["--fleet", "--quick", "--out", str(tmp_path / "window.json")])
+    result = json.loads((tmp_path / "window.json").read_text())
     coordinator = [row for row in result["table"] if row["lengths"] == "coordinator"]
     assert all(0.9 < row["of_the_bound"] <= 1.005 and row["slowest_session"] > 0.95 for row in coordinator)

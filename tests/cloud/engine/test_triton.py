@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from cloud_verifier.engine.device_sampling import UNKNOWN, Wanted, choose_ahead
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
-from cloud_verifier.engine.torch_backend.kernels import triton_attention
+from cloud_verifier.engine.torch_backend.kernels import cuda_graphs, triton_attention
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, Outputs
 from cloud_verifier.engine.torch_backend.kernels.fusion import TritonRMSNorm, fuse
@@ -215,7 +215,9 @@ def new_recorder() -> CudaGraphRecorder:
 
 
 @pytest.fixture
-def graphed(tiny_directory: Directory) -> tuple[TargetModel, GraphedForward]:
+def graphed(tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch) -> tuple[TargetModel, GraphedForward]:
+    if not CUDA:
+        monkeypatch.setattr(cuda_graphs, "WARM_UPS", 1)  # the interpreter takes seconds for each, and has none to warm
     model = TargetModel.load(tiny_directory("llama"), dtype="float32", device=str(DEVICE), attention="triton")
     model.keep_states()
     model.graphs = GraphedForward(model._outputs, new_recorder, model.config.num_attention_heads, model.layers)
