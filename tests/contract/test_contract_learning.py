@@ -23,7 +23,7 @@ from edge_agent import Client, EdgeSettings
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 PROMPTS = [f'def {name}(values):\n    """Return the {name} of a list."""\n' for name in ("sum", "mean", "maximum")]
-OPTIONS: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "temperature": 0.8, "seed": 11}
+OPTIONS: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.8, "seed": 11}
 
 
 def column(cluster: Cluster, name: str) -> list[Any]:
