@@ -118,14 +118,13 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
     async def _decide(self, request: pb.ReportRequest, found: Reported) -> Sequence[pb.WindowDecision]:
         """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
         name, sessions = request.verifier_id, request.sessions
-        before = await self.sessions.decisions([name])
         new = {one.session_id for one in sessions if window.wants_prior(one)} & found.priors.keys()
         known = await self.sessions.priors(found.priors[name] for name in new)
         priors = {name: known[found.priors[name]] for name in new if found.priors[name] in known}
 
         def decide() -> tuple[Sequence[pb.WindowDecision], float]:
             begun = time.thread_time()
-            made = window.decide(request.verifier, sessions, before, found.bounds, LIMITS, priors)
+            made = window.decide(request.verifier, sessions, found.decisions, found.bounds, LIMITS, priors)
             return tuple(made.values()), time.thread_time() - begun
 
         decisions, seconds = await asyncio.to_thread(decide)

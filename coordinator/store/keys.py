@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-PREFIX = "outrider:v4:"
+PREFIX = "outrider:v5:"
 """Its number grows when what is kept under a key changes: bytes of another version are no message of this one."""
 
 FLEET = PREFIX + "fleet"
@@ -86,8 +86,8 @@ def counted(verifier_id: str) -> str:
 
 
 def telemetry(verifier_id: str) -> str:
-    """Return the key of the HASH session id -> its last report without its acceptance history (pb.SessionTelemetry),
-    of the sessions that a verifier has reported; it expires soon after the reports stop."""
+    """Return the key of a STRING: the sessions of a verifier's last report, without their acceptance histories
+    (pb.ReportRequest); it expires soon after the reports stop."""
     return f"{PREFIX}telemetry:{verifier_id}"
 
 

@@ -75,14 +75,13 @@ def verifier_status(
 def session_status(
     session_id: str,
     placed_on: str,
-    reported: str | None,
+    reported: SessionTelemetry | None,
     placed: Mapping[str, str],
     decided: pb.WindowDecision | None,
 ) -> pb.SessionStatus:
-    """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
-    of it, and `placed`, the hash session:<id>. decided: on its window, None if nothing is."""
-    telemetry = read(SessionTelemetry, reported, keys.telemetry(placed_on))
-    telemetry.session_id = session_id
+    """Return a session's status. reported: by its verifier, None before the first report of it. placed: the hash
+    session:<id>. decided: on its window, None if nothing is."""
+    telemetry = reported or SessionTelemetry(session_id=session_id)
     for field, name in (("tenant", "tenant"), ("draft_release", "draft"), ("traffic_class", "traffic")):
         setattr(telemetry, field, getattr(telemetry, field) or placed.get(name, ""))
     standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
@@ -90,8 +89,18 @@ def session_status(
     if decided is not None and (bounds := placed.get("bounds")):
         decided.bounds.MergeFrom(read(pb.WindowBounds, bounds, keys.session(session_id)))
     return pb.SessionStatus(
-        telemetry=telemetry, verifier_id=placed_on, standby=standby, reported=bool(reported), window=decided
+        telemetry=telemetry, verifier_id=placed_on, standby=standby, reported=reported is not None, window=decided
     )
+
+
+def sessions_from(text: str | None, verifier_id: str) -> dict[str, SessionTelemetry]:
+    """Return the sessions that a verifier has reported last, by id."""
+    return {one.session_id: one for one in read(pb.ReportRequest, text, keys.telemetry(verifier_id)).sessions}
+
+
+def decisions_from(text: str | None, verifier_id: str) -> dict[str, pb.WindowDecision]:
+    """Return the last decisions on a verifier's sessions, by session id."""
+    return {one.session_id: one for one in read(pb.WindowDecisions, text, keys.windows(verifier_id)).decisions}
 
 
 def prior_from(record: Mapping[str, str]) -> SessionTelemetry:

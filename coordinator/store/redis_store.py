@@ -9,6 +9,7 @@ start from the clock. While Redis is away every call raises Unavailable; the con
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import re
 import time
@@ -88,9 +89,8 @@ class RedisStore:
                 " digits, - . _ ~ in its user name and password as %XX, such as %40 for @, %2F for / and %23 for #",
                 field="redis",
             ) from error
-        self._scripts: dict[str, Any] = {
-            path.stem: self._redis.register_script(path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
-        }
+        self._scripts = {path.stem: path.read_text() for path in sorted(SCRIPTS.glob("*.lua"))}
+        self._hashes = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._scripts.items()}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -98,18 +98,32 @@ class RedisStore:
 
     async def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a script of the folder `lua` and return its reply. Raises Unavailable."""
-        with self._counted(script):
-            return await self._scripts[script](keys=keys, args=arguments)
+        [reply] = await self.call(script, [self.script(script, keys, arguments)])
+        return reply
+
+    def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Command:
+        """Return the command for `call` that runs a script of the folder `lua`."""
+        return "EVALSHA", self._hashes[name], len(keys), *keys, *arguments
 
     async def call(self, operation: str, commands: Sequence[Command]) -> list[Any]:
-        """Send commands in one round trip, counted as `operation`, and return their replies. Raises Unavailable."""
+        """Send commands in one round trip, counted as `operation`, and return their replies. Raises Unavailable.
+
+        If Redis has begun anew and lacks a script, all are sent twice: what stands beside a script must allow that.
+        """
         if not commands:
             return []
         with self._counted(operation):
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(await pipe.execute())
+            try:
+                return await self._sent(commands)
+            except exceptions.NoScriptError:
+                await self._sent([("SCRIPT", "LOAD", text) for text in self._scripts.values()])
+                return await self._sent(commands)
+
+    async def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            return list(await pipe.execute())
 
     async def change(
         self,

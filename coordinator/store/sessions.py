@@ -226,7 +226,7 @@ class SessionStore:
                 return None, []
             commands: list[Command] = [("ZREM", keys.tenant_places(tenant), session_id)]
             for name in verifier_ids:
-                commands += [("ZREM", keys.placements(name), session_id), ("HDEL", keys.telemetry(name), session_id)]
+                commands += [("ZREM", keys.placements(name), session_id)]
             commands += [("DEL", record), ("HSET", record, "closed", how), ("PEXPIRE", record, keep_ms)]
             return None, commands
 
@@ -250,36 +250,22 @@ class SessionStore:
     async def find(self, held: Iterable[tuple[str, str]]) -> list[pb.SessionStatus]:
         """Return the sessions of (verifier id, session id), but for those that are on another verifier by now."""
         asked = list(held)
-        commands: list[Command] = []
-        for verifier_id, session_id in asked:
-            commands += [("HGET", keys.telemetry(verifier_id), session_id), ("HGETALL", keys.session(session_id))]
-        replies = await self._store.call("sessions", commands)
-        found = list(zip(asked, replies[::2], replies[1::2], strict=True))
-        elsewhere = {  # on the verifier that has reported them last, if that still does
-            (verifier_id, session_id): keys.telemetry(placed["reporter"])
-            for (verifier_id, session_id), _, placed in found
-            if placed.get("reporter", verifier_id) != verifier_id
-        }
-        kept = await self._store.call("sessions", [("HEXISTS", key, name) for (_, name), key in elsewhere.items()])
-        gone = {one for one, reported in zip(elsewhere, kept, strict=True) if reported}
-        decided = await self.decisions({verifier_id for verifier_id, _ in asked})
+        records = await self._store.call("sessions", [("HGETALL", keys.session(name)) for _, name in asked])
+        reporters = [record.get("reporter", name) for (name, _), record in zip(asked, records, strict=True)]
+        verifiers = sorted({name for name, _ in asked} | {*reporters})
+        commands: list[Command] = [("MGET", keys.telemetry(name), keys.windows(name)) for name in verifiers]
+        kept = dict(zip(verifiers, await self._store.call("sessions", commands), strict=True))
+        reported = {name: redis_codec.sessions_from(texts[0], name) for name, texts in kept.items()}
+        decided = {name: redis_codec.decisions_from(texts[1], name) for name, texts in kept.items()}
         return [
-            redis_codec.session_status(session_id, verifier_id, reported, placed, decided.get(session_id))
-            for (verifier_id, session_id), reported, placed in found
-            if (verifier_id, session_id) not in gone
+            redis_codec.session_status(
+                session_id, name, reported[name].get(session_id), record, decided[name].get(session_id)
+            )
+            for (name, session_id), record, reporter in zip(asked, records, reporters, strict=True)
+            if reporter == name or session_id not in reported[reporter]  # it has reported them last, and still does
         ]
 
     # --- windows: decisions, operators' bounds, and priors
-
-    async def decisions(self, verifier_ids: Iterable[str]) -> dict[str, pb.WindowDecision]:
-        """Return the last decision on each session of these verifiers, by session id."""
-        asked = [keys.windows(verifier_id) for verifier_id in verifier_ids]
-        replies = await self._store.call("windows", [("GET", key) for key in asked])
-        return {
-            decision.session_id: decision
-            for key, reply in zip(asked, replies, strict=True)
-            for decision in redis_codec.read(pb.WindowDecisions, reply, key).decisions
-        }
 
     async def set_decisions(self, verifier_id: str, made: Sequence[pb.WindowDecision], *, keep_ms: int) -> None:
         """Replace the decisions on a verifier's sessions."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +42,8 @@ class Reported(NamedTuple):
     while a history holds outcomes of two releases, it is of neither."""
     devices: dict[str, str]
     """`device_id` of OpenSessionRequest by session id, of the reported sessions that were placed here."""
+    decisions: dict[str, pb.WindowDecision]
+    """The last ones on the verifier's sessions, by session id."""
     bounds: dict[str, pb.WindowBounds]
     """Bounds of windows that operators have set, by session id; those of "" are for all others."""
     weights: str
@@ -91,13 +94,12 @@ class VerifierStore:
         target = self._fleet.get(verifier_id) or (await self.fleet()).get(verifier_id)
         if target is None:
             return None
-        news: list[Command] = [("GET", keys.BOUNDS)]
-        news += [("ZREVRANGE", keys.EXHAUSTED, 0, quotas.MOST_EXHAUSTED - 1, "WITHSCORES")]
-        news += [("HMGET", keys.TENANT_LIMITS, *tokens)] if tokens else []
-        news += revocations.reads(request.revocations_seen)
-        reply, (default_bounds, used_up, *limits, later, newest) = await asyncio.gather(
-            self._renewed(target.name, request, config), self._store.call("news", news)
-        )
+        commands = [self._renewal(target.name, request, config)]
+        commands += [("MGET", keys.telemetry(verifier_id), keys.windows(verifier_id), keys.BOUNDS)]
+        commands += [("ZREVRANGE", keys.EXHAUSTED, 0, quotas.MOST_EXHAUSTED - 1, "WITHSCORES")]
+        commands += [("HMGET", keys.TENANT_LIMITS, *tokens)] if tokens else []
+        commands += revocations.reads(request.revocations_seen)
+        reply, kept, used_up, *limits, later, newest = await self._store.call("report", commands)
         if not reply[0]:
             self._fleet.pop(verifier_id, None)  # it may have another target by now
             return None
@@ -116,7 +118,8 @@ class VerifierStore:
             contended=bool(contended),
             exhausted_tenants=exhausted,
         )
-        found = Reported(answer, {}, {}, {}, target.weights_hash)
+        before, decided, default_bounds = kept
+        found = Reported(answer, {}, {}, redis_codec.decisions_from(decided, verifier_id), {}, target.weights_hash)
         if default_bounds:
             found.bounds[""] = redis_codec.read(pb.WindowBounds, default_bounds, keys.BOUNDS)
         live = []
@@ -133,11 +136,12 @@ class VerifierStore:
                 found.devices[name] = device
             if bounds:
                 found.bounds[name] = redis_codec.read(pb.WindowBounds, bounds, keys.session(name))
-        await self._record(verifier_id, live, found.priors, 2 * config.lease_ms)
+        known = redis_codec.sessions_from(before, verifier_id)
+        await self._record(verifier_id, live, known, found.priors, 2 * config.lease_ms)
         return found
 
-    async def _renewed(self, target: str, request: pb.ReportRequest, config: CoordinatorConfig) -> list[Any]:
-        """Return the reply of report.lua. target: its name."""
+    def _renewal(self, target: str, request: pb.ReportRequest, config: CoordinatorConfig) -> Command:
+        """Return the command that runs report.lua. target: its name."""
         verifier_id, sessions = request.verifier_id, request.sessions
         tenants = sorted({one.tenant for one in sessions} - {""})
         numbers = {name: number for number, name in enumerate(tenants, start=1)}
@@ -152,6 +156,7 @@ class VerifierStore:
             "batch": request.tokens_sequence if request.tenant_tokens else 0,
             "batch_ms": quotas.USE_MS,
             "tenants": tenants,
+            "session_key": keys.session(""),
             "ids": [one.session_id for one in sessions],
             "epochs": [f"{one.epoch:020d}" for one in sessions],
             "numbers": [numbers.get(one.tenant, 0) for one in sessions],
@@ -162,17 +167,19 @@ class VerifierStore:
             keys.placements(verifier_id),
             keys.FLEET,
             keys.cordon(verifier_id),
-            keys.telemetry(verifier_id),
             keys.waiting(target),
             keys.counted(verifier_id),
             *map(keys.tenant_places, tenants),
-            *(keys.session(one.session_id) for one in sessions),
         ]
-        reply: list[Any] = await self._store.run("report", touched, arguments)
-        return reply
+        return self._store.script("report", touched, arguments)
 
     async def _record(
-        self, verifier_id: str, sessions: Sequence[SessionTelemetry], priors: Mapping[str, str], keep_ms: int
+        self,
+        verifier_id: str,
+        sessions: Sequence[SessionTelemetry],
+        before: Mapping[str, SessionTelemetry],
+        priors: Mapping[str, str],
+        keep_ms: int,
     ) -> None:
         """Keep the telemetry of sessions, and add the outcomes that are new in it to their priors.
 
@@ -180,32 +187,29 @@ class VerifierStore:
         as of all tokens that a report is about, since for some nothing was proposed. Of a session that has gone on for
         long while nothing was kept of it, they may have been added already, and are left out.
         """
-        if not sessions:
-            return
-        # What a lossy rule accepts is no prior for others.
-        known = {s.session_id: priors[s.session_id] for s in sessions if not s.lossy and s.session_id in priors}
-        key = keys.telemetry(verifier_id)
-        [before] = await self._store.call("telemetry", [("HMGET", key, *(s.session_id for s in sessions))])
-        grown: list[str] = []
-        # One that is hardly known, as where every request has a class of its own, is kept for a shorter time.
-        outcomes: list[Any] = [PRIOR_POSITIONS, FOLLOW, PRIOR_MS, PRIOR_MS // 24]
-        fields: list[Any] = []
-        for session, text in zip(sessions, before, strict=True):
-            prior, last = known.get(session.session_id), redis_codec.read(SessionTelemetry, text, key)
-            new = session.committed - (last.committed if last.epoch == session.epoch else 0)
-            history, about = session.acceptance_history, min(KEPT, session.committed)
-            added = min(new, round(new * len(history) / about)) if new > 0 else 0
-            fresh = history[-added:] if added else b""
-            if prior and fresh and (text is not None or session.committed <= KEPT):
-                grown.append(prior)
-                outcomes += [fresh, session.draft_ms, session.nodes_per_level]
-            kept = SessionTelemetry()
-            kept.CopyFrom(session)
-            kept.ClearField("acceptance_history")  # of which the prior has it
-            fields += [session.session_id, kept.SerializeToString()]
-        await self._store.call("telemetry", [("HSET", key, *fields), ("PEXPIRE", key, keep_ms)])
+        grown = defaultdict[str, tuple[list[bytes], list[tuple[float, float]]]](lambda: ([], []))
+        """Outcomes and times by the key of their prior."""
+        for session in sessions:
+            prior, last = priors.get(session.session_id), before.get(session.session_id)
+            known = last.committed if last is not None and last.epoch == session.epoch else 0
+            new, history = session.committed - known, session.acceptance_history
+            added = min(new, round(new * len(history) / min(KEPT, session.committed))) if new > 0 else 0
+            # What a lossy rule accepts is no prior for others.
+            if prior and added and history and not session.lossy and (last is not None or session.committed <= KEPT):
+                outcomes, times = grown[prior]
+                outcomes.append(history[-added:])
+                times.append((session.draft_ms, session.nodes_per_level))
+        kept = pb.ReportRequest(sessions=sessions)
+        for session in kept.sessions:
+            session.ClearField("acceptance_history")  # of which the prior has it
+        commands: list[Command] = [("SET", keys.telemetry(verifier_id), kept.SerializeToString(), "PX", keep_ms)]
         if grown:
-            await self._store.run("prior", grown, outcomes)
+            # One that is hardly known, as where every request has a class of its own, is kept for a shorter time.
+            arguments: list[Any] = [PRIOR_POSITIONS, FOLLOW, PRIOR_MS, PRIOR_MS // 24]
+            for outcomes, times in grown.values():
+                arguments += [b"".join(outcomes), json.dumps(times)]
+            commands += [self._store.script("prior", [*grown], arguments)]
+        await self._store.call("telemetry", commands)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""

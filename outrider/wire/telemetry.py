@@ -36,12 +36,13 @@ def check_session(message: pb.SessionTelemetry) -> None:
     at_most("bytes of sessions.acceptance_history", len(history), MAX_HISTORY)
     if history.translate(None, _OUTCOMES):
         at_most("a byte of sessions.acceptance_history", max(history), HIT)
-    for name in ("evaluated", "accepted"):
-        at_most(f"sessions.{name}", getattr(message, name), MAX_COUNT)
+    at_most("sessions.evaluated", message.evaluated, MAX_COUNT)
+    at_most("sessions.accepted", message.accepted, MAX_COUNT)
     identifier("session_id", message.session_id, MAX_SESSION_ID)
     label("sessions.tenant", message.tenant)
-    for name in ("rtt_ms", "draft_ms", "nodes_per_level"):
-        between(f"sessions.{name}", getattr(message, name), 0, MAX_MEASURE)
+    between("sessions.rtt_ms", message.rtt_ms, 0, MAX_MEASURE)
+    between("sessions.draft_ms", message.draft_ms, 0, MAX_MEASURE)
+    between("sessions.nodes_per_level", message.nodes_per_level, 0, MAX_MEASURE)
     between("sessions.server_gain", message.server_gain, 0, MAX_SERVER_GAIN)
     message.nodes_per_level = min(message.nodes_per_level, MAX_NODES_PER_LEVEL)
     for name in ("draft_release", "traffic_class"):

@@ -1,8 +1,8 @@
 -- Add outcomes of sessions to the priors of their workload keys, and let these follow the sessions' times.
--- KEYS: prior HASH of each session, in the order of the sessions
+-- KEYS: prior HASHes
 -- ARGV: 1 most outcomes of a prior, 2 factor by which a known time moves at most, 3 ms to keep a prior, 4 ms to keep one
---       that has fewer outcomes than it may have, then for each session: its outcomes, draft ms and nodes per level (0
---       unknown)
+--       that has fewer outcomes than it may have, then for each prior: outcomes of its sessions, and JSON of a list of
+--       each one's draft ms and nodes per level (0 unknown)
 -- Returns nothing.
 local most, factor = tonumber(ARGV[1]), tonumber(ARGV[2])
 
@@ -12,13 +12,13 @@ local function followed(known, reported)
 end
 
 for i, key in ipairs(KEYS) do
-  local told = 2 + 3 * i
   local known = redis.call('HMGET', key, 'acceptance_history', 'draft_ms', 'nodes_per_level')
-  local outcomes = string.sub((known[1] or '') .. ARGV[told], -most)
-  local times = {}
-  for j = 1, 2 do
-    times[j] = string.format('%.9g', followed(tonumber(known[j + 1] or '0'), tonumber(ARGV[told + j])))
+  local outcomes = string.sub((known[1] or '') .. ARGV[3 + 2 * i], -most)
+  local draft_ms, nodes = tonumber(known[2] or '0'), tonumber(known[3] or '0')
+  for _, told in ipairs(cjson.decode(ARGV[4 + 2 * i])) do
+    draft_ms, nodes = followed(draft_ms, told[1]), followed(nodes, told[2])
   end
-  redis.call('HSET', key, 'acceptance_history', outcomes, 'draft_ms', times[1], 'nodes_per_level', times[2])
+  redis.call('HSET', key, 'acceptance_history', outcomes, 'draft_ms', string.format('%.9g', draft_ms),
+    'nodes_per_level', string.format('%.9g', nodes))
   redis.call('PEXPIRE', key, #outcomes < most and ARGV[4] or ARGV[3])
 end
