@@ -202,8 +202,7 @@ class SessionStore:
 
         keep_ms: milliseconds for which one of its tickets may be valid: nobody uses them any more.
         """
-        placed = await self.verifiers_of(claims.session_id)
-        await self._end(claims.session_id, claims.tenant, {claims.audience, *placed} - {""}, "closed", keep_ms)
+        await self._end(claims.session_id, claims.tenant, claims.audience, "closed", keep_ms)
 
     async def kill(self, session_id: str, *, keep_ms: int, ticket_ms: int) -> tuple[str, ...]:
         """End a session for good and free its place. Return the verifiers that may have served it, () if unknown.
@@ -214,23 +213,23 @@ class SessionStore:
         if verifier_ids:
             [tenant] = await self._store.call("session", [("HGET", keys.session(session_id), "tenant")])
             await revocations.add(self._store, "session_id", session_id, keep_ms=ticket_ms)
-            await self._end(session_id, tenant or "", verifier_ids, "killed", keep_ms)
+            await self._end(session_id, tenant or "", "", "killed", keep_ms)
         return verifier_ids
 
-    async def _end(self, session_id: str, tenant: str, verifier_ids: Collection[str], how: str, keep_ms: int) -> None:
-        """Forget a session, but for how it ended, and free its place. What was killed stays so."""
+    async def _end(self, session_id: str, tenant: str, verifier_id: str, how: str, keep_ms: int) -> None:
+        """Forget a session, but for how it ended, and free its place, also on this verifier. What was killed stays."""
         record = keys.session(session_id)
 
-        def decide(closed: str | None) -> tuple[None, list[Command]]:
+        def decide(known: Sequence[str | None]) -> tuple[None, list[Command]]:
+            closed, *placed_on = known
             if closed == "killed" and how != "killed":
                 return None, []
-            commands: list[Command] = [("ZREM", keys.tenant_places(tenant), session_id)]
-            for name in verifier_ids:
-                commands += [("ZREM", keys.placements(name), session_id)]
+            places = {keys.placements(name) for name in (verifier_id, *placed_on) if name}
+            commands: list[Command] = [("ZREM", key, session_id) for key in (keys.tenant_places(tenant), *places)]
             commands += [("DEL", record), ("HSET", record, "closed", how), ("PEXPIRE", record, keep_ms)]
             return None, commands
 
-        await self._store.change("close", [record], [("HGET", record, "closed")], decide)
+        await self._store.change("close", [record], [("HMGET", record, "closed", "reporter", "verifier")], decide)
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the verifiers that may serve a session: the one that reports it, then the one of its placement."""
