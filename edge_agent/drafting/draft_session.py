@@ -219,25 +219,25 @@ class DraftSession:
         if self._session.finished:
             return
         if lease is self._successor:
-            if isinstance(news, str):  # it cannot read the sequence
-                self._drop_successor()
-                self._go_on()
-            else:
+            if not isinstance(news, str):
                 lease.note(news)
                 self._hand_over(lease)
+            else:  # it cannot read the sequence
+                self._drop_successor()
+                if self._current is None:
+                    self._give_up(lease, news)
         elif lease is self._current:
             if isinstance(news, str):
-                self.failure = news
                 self._give_back(lease)
                 self._current = None
-                self._go_on()
+                self._give_up(lease, news)
             else:
                 lease.note(news)
                 self._merge(lease, news)
                 if self._replaced_at is not None and lease.updated_at is not None:
                     self._on_handover(lease.updated_at - self._replaced_at)
                     self._replaced_at = None
-            self._on_change()
+                self._on_change()
 
     def _merge(self, lease: _Lease, update: DraftUpdate) -> None:
         """Add the nodes that are still valid to the session's tree."""
@@ -279,10 +279,15 @@ class DraftSession:
             self.replan(self._plan)
             self._on_change()
 
-    def _go_on(self) -> None:
-        """Go on by n-grams alone after a failure that has left nobody to draft, now or soon."""
-        if self._current is None and self._successor is None:
+    def _give_up(self, failed: _Lease, why: str) -> None:
+        """Note a failure after which nothing drafts. Unless a successor reads already, n-grams take over if they can.
+
+        They are not asked again once they are what has failed: they would fail the same way, without end.
+        """
+        self.draft, self.failure = failed.worker.draft, why
+        if self._successor is None:
             self._pool.fall_back(self)
+        self._on_change()
 
     def _drop_successor(self) -> None:
         self._give_back(self._successor)

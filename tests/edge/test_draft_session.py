@@ -12,7 +12,7 @@ from session_messages import attach, commit
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
-from edge_agent.drafting.loading import Draft
+from edge_agent.drafting.loading import NGRAM, Draft
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.protocol.device import DeviceSession
@@ -28,12 +28,13 @@ class ManualWorker:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
+        self.begins = 0
         self.plans: list[SpeculationPlan] = []
         self.committed: list[int] = []
         self._report: Any = None
 
     def begin(self, task: object, plan: SpeculationPlan, report: Any) -> None:
-        self.plans, self._report = [plan], report
+        self.begins, self.plans, self._report = self.begins + 1, [plan], report
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         self.committed += tokens
@@ -45,8 +46,8 @@ class ManualWorker:
         self._report(DraftUpdate(base, tuple(DraftNode(*node) for node in nodes), resting))
         await asyncio.sleep(0)
 
-    async def fail(self) -> None:
-        self._report("it broke")
+    async def fail(self, why: str = "it broke") -> None:
+        self._report(why)
         await asyncio.sleep(0)
 
 
@@ -70,6 +71,10 @@ class ManualDraft(Draft):
     def __init__(self, release: str) -> None:
         super().__init__(release, release)
         self.manual = ManualWorker(self)
+
+    @property
+    def has_model(self) -> bool:
+        return self.name != NGRAM
 
 
 class Device:
@@ -100,6 +105,12 @@ class Device:
 
     def paths(self) -> set[tuple[int, ...]]:
         return {tuple(self.session.tree.path(node.id)) for node in self.session.tree}
+
+
+async def settled(device: Device) -> None:
+    """Let everything that the pool has begun in the background end."""
+    while tasks := device.draft._pool._tasks:
+        await asyncio.wait(tasks)
 
 
 # --- what comes in late
@@ -202,6 +213,19 @@ async def test_a_draft_that_fails_while_it_reads_changes_nothing() -> None:
     assert device.draft.release == "old" and not device.draft.failure
     assert (device.old.users, device.new.users) == (1, 0)
     assert await device.grow(0, (1, ROOT, 10)) == 1
+
+
+async def test_n_grams_that_cannot_begin_after_a_failed_model_are_not_asked_again_and_their_reason_is_noted() -> None:
+    device, ngram = Device(), ManualDraft(NGRAM)
+    device.draft._pool.ngram = ngram
+    await device.old.manual.fail()
+    await settled(device)
+    changes = len(device.changes)
+    await ngram.manual.fail("the grammar cannot be followed")
+    await settled(device)
+    assert ngram.manual.begins == 1 and ngram.users == device.old.users == 0
+    assert not device.draft.drafting and len(device.changes) > changes
+    assert (device.draft.name, device.draft.failure) == (NGRAM, "the grammar cannot be followed")
 
 
 async def test_a_change_that_is_overtaken_while_its_worker_starts_gives_the_worker_back() -> None:
