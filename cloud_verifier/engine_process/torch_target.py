@@ -11,7 +11,7 @@ from cloud_verifier.engine.server_draft.base import ServerSource
 from cloud_verifier.engine.server_draft.head_models import describe_heads, load_heads
 from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
-from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.ngram import ServerNgramSource
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
@@ -46,7 +46,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     check_numerics(model)
     progress("measuring what a step costs")
     executor = TorchExecutor(model, engine_config(config), profile(model, config.engine_args.token_budget))
-    ngram = [NgramSource()] if config.engine_args.ngram else []
+    ngram = [ServerNgramSource()] if config.engine_args.ngram else []
     target = session_pb2.TargetIdentity(
         name=model.name,
         weights_hash=f"sha256:{model.weights_hash}",

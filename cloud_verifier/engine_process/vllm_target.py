@@ -10,7 +10,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.ngram import ServerNgramSource
 from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.weights import end_token_ids, hash_of, vocabulary_of
@@ -56,6 +56,6 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         backend=f"vllm {SUPPORTED}" + (f" {model.quantization}" if model.quantization else ""),
         hardware=current_platform.get_device_name(),
     )
-    serve_target(config, end, executor, [NgramSource()] if given.ngram else [], target)
+    serve_target(config, end, executor, [ServerNgramSource()] if given.ngram else [], target)
     core.shutdown()
     os._exit(0)  # at a usual exit, libraries of vLLM print pages of what they leak

@@ -33,7 +33,7 @@ _MAX_VARIABLES_BYTES = 1 << 14
 """Largest `chat_template_kwargs`, as JSON."""
 _MAX_DEPTH = 32
 """Most levels of lists and objects in a schema."""
-_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "chat_template", "truncate_prompt_tokens", "web_search_options"), ()),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag"), ()),
     **dict.fromkeys(("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "tools"), ([],)),
@@ -186,7 +186,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     def refuse_unsupported(self) -> None:
         """Raise ApiError for a field that this server cannot honour, by its name."""
         for name, value in (self.model_extra or {}).items():
-            if name in _HARMLESS and value is not None and value not in _HARMLESS[name]:
+            if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]:
                 raise unsupported(name)
         if (limit := self.token_limit()) is not None and limit < self.least_tokens and limit != ALL_TOKENS:
             raise invalid_value("max_tokens", f"max_tokens is {limit}, must be at least {self.least_tokens}")
@@ -200,7 +200,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
 
     def unknown(self) -> list[str]:
         given = (name for name, value in (self.model_extra or {}).items() if value is not None)
-        return [name for name in given if name not in _HARMLESS and name not in _KNOWN]
+        return [name for name in given if name not in _UNSUPPORTED and name not in _KNOWN]
 
     def options(self, choice: int) -> Options:
         """Return the SDK's options for the choice of this index, whose seed differs; the defaults are OpenAI's."""

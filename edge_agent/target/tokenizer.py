@@ -77,7 +77,7 @@ class TargetTokenizer:
     def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
         if len(text) > (most := self._most_characters):
             bound = f"at most {most}, {self._most_tokens} of the target's longest tokens; shorten it"
-            raise BadRequest.bound(TOO_LONG, f"{len(text)} characters", bound)
+            raise BadRequest(f"the text has {len(text)} characters, must be {bound}", field=TOO_LONG)
         try:
             # A batch of one, since that releases the interpreter's lock: a long text would stop every other thread.
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=added)  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ class _Text:
     """While they are read on another thread."""
 
 
-class NgramSource(ServerSource):
+class ServerNgramSource(ServerSource):
     """Proposes by one model for each session. What is more than a few tokens is read on another thread, about a
     microsecond for each, and no step waits for it."""
 

@@ -12,7 +12,7 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Event, Failed
-from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.ngram import ServerNgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.stats import new_counters
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -35,7 +35,7 @@ def rig(request: pytest.FixtureRequest, target: Target, monkeypatch: pytest.Monk
     """Return a rig in which sessions always step in two cohorts, if there are two of them."""
     always_in_cohorts(monkeypatch)
     config = EngineConfig(kv_slots=4096, max_sessions=16)
-    return Rig(target("llama"), config, overlay=Overlay([NgramSource()]), executor=request.param)
+    return Rig(target("llama"), config, overlay=Overlay([ServerNgramSource()]), executor=request.param)
 
 
 def two_sessions(rig: Rig) -> None:

@@ -15,7 +15,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.nodes import ProposedTree
 from cloud_verifier.engine.row_allocation import by_acceptance
 from cloud_verifier.engine.server_draft.base import ProposalRequest, ServerSource
-from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.ngram import ServerNgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -84,7 +84,7 @@ def test_tokens_are_the_targets_own_with_every_mixture_of_sources_and_devices(
     expected = {name: reference("llama").generate(prompt, 40, params) for name, prompt in prompts.items()}
     rig = rig_with(
         target("llama"),
-        NgramSource(),
+        ServerNgramSource(),
         Knowing(expected),
         Knowing(expected, right=0.3, name="liar"),
     )

@@ -15,7 +15,7 @@ from tiny_targets import EOS, VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
-from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.ngram import ServerNgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.constraint import Grammars, GrammarState
@@ -119,7 +119,7 @@ def test_sessions_with_a_grammar_gain_and_it_is_followed_along_the_targets_own_t
     for drafts in (False, True):
         paths.clear()
         chains = Chains(target("llama"))
-        draft, ngram = LlamaServerDraft(chains, depth=2, vocabulary=VOCAB), NgramSource()
+        draft, ngram = LlamaServerDraft(chains, depth=2, vocabulary=VOCAB), ServerNgramSource()
         overlay = Overlay([draft, ngram] if drafts else [], clock=lambda: 0.0)
         rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=overlay, grammars=grammars)
         rig.attach("s", client(prompt_of(9), nothing, max_tokens=60, sampling=params))
