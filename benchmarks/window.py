@@ -121,10 +121,10 @@ async def live(options: argparse.Namespace, setting: Setting) -> None:
     pair = Pair.of(options)
     prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
     runs: Cells = {}
-    for site in sites(pair, setting):
+    for site in (places := sites(pair, setting)):
         runs |= await runs_at(site, pair, setting, prompts, options)
     in_rounds = max(runs[min(setting.rtts_ms), f"fixed {length}"].acceptance_length for length in setting.fixed)
-    arms = [NONE, *(f"fixed {length}" for length in setting.fixed), ADAPTIVE, VERIFIER, BOTH]
+    arms = [arm for site in places for arm in site.arms]
     harness.finish(
         options,
         f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {setting.prompts} prompts at"
