@@ -1,8 +1,9 @@
 """Rate what draft sources propose for a node's children by acceptance probability, and learn from the commits.
 
-Sources are numbered from 0, the best one first. What a source proposes is rated in the light of what better ones
-propose for the same node: where a model contradicts n-grams they are seldom right, though they are right often enough
-where the model has not been asked yet. A token that several sources propose has the largest of their estimates.
+Sources are numbered from 0, the best one first. The best model, or without models the best source, leads the greedy
+spine. What a source proposes is rated in the light of what better ones propose for the same node: where a model
+contradicts n-grams they are seldom right, though they are right often enough where the model has not been asked yet. A
+token that several sources propose has the largest of their estimates.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal
 from outrider.core.acceptance.calibrator import Agreement, Calibrator
 from outrider.core.proposals import CERTAIN
+from outrider.core.protocol.messages import MAX_VOCABULARY
 
 
 @dataclass(eq=False)
@@ -28,6 +30,8 @@ class CalibratedSource:
     latency: DecodeLatency | None = None
     """Seconds that one `expand` takes, by its number of nodes, which makes the source a model: they decide how many
     nodes a call evaluates, and how likely these must be. None where a call costs nothing worth counting."""
+    vocabulary: int = MAX_VOCABULARY
+    """A model can evaluate nodes of the ids below it."""
     path: list[int] = field(default_factory=list, init=False)
     """Nodes that became the first of `tokens`."""
     tokens: list[int] = field(default_factory=list, init=False)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge_agent.drafting.pool import DraftPool
 
 _QUICKEST_S = 1e-4
-"""Time of a level that n-grams draft, which is not measured."""
+"""Time of a level that free sources draft alone, which is not measured."""
 
 
 @dataclass(eq=False)

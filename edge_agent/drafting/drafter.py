@@ -22,8 +22,8 @@ from outrider.core.tree import ROOT, Node, TokenTree
 _NEXT_LEVEL_ACCEPTANCE = 0.8
 """Fraction of a node's path acceptance that its children have together, roughly."""
 _MODEL_SHARE = 0.5
-"""Part of the tree's room that is kept for children of nodes that a model evaluated: n-grams that are often half right
-would otherwise fill the tree with guesses before the model has said what it knows better."""
+"""Part of the tree's room that is kept for children of nodes that a model evaluated: free sources that are often half
+right would otherwise fill the tree with guesses before the model has said what it knows better."""
 _IDLE = SpeculationPlan(
     nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S
 )
@@ -193,7 +193,7 @@ class Drafter:
             for item in ranked
             if not states[item.node.id].evaluated
             and self._may_have_children(item.node)
-            and any(model.source.knows(item.node.token) for model in models)
+            and any(item.node.token < model.vocabulary for model in models)
         ]
         evaluated = {ROOT} | {id_ for id_, state in states.items() if state.evaluated}
         latency = self._latency(models)
@@ -247,20 +247,18 @@ class Drafter:
     def _ask(self, model: CalibratedSource, leaves: Sequence[RankedNode]) -> None:
         """Let a model rate the children of the nodes that it can evaluate: it has evaluated what is above them, or does
         so in the same call."""
-        source = model.source
         model.catch_up()
         asked: dict[int, RankedNode] = {}
         for leaf in leaves:
             node = leaf.node
-            if model in self._states[node.id].evaluated or (node.id != ROOT and not source.knows(node.token)):
+            if model in self._states[node.id].evaluated or node.token >= model.vocabulary:
                 continue
             if node.id == ROOT or node.parent in asked or model in self._states[node.parent].evaluated:
                 asked[node.id] = leaf
         if not asked:
             return
         contexts = [self._context(leaf.node, wanted=not leaf.settled) for leaf in asked.values()]
-        proposed = source.expand(contexts)
-        for leaf, proposals in zip(asked.values(), proposed, strict=True):
+        for leaf, proposals in zip(asked.values(), model.source.expand(contexts), strict=True):
             self._states[leaf.node.id].evaluated.add(model)
             if not leaf.settled:
                 self._rate(leaf, model, proposals)

@@ -154,7 +154,7 @@ def choose_leaves(
     """Return the nodes to evaluate in one decode, ancestors first: as many as gain the most per second, best first.
 
     A node joins when its gain pays for the time that it adds to the decode, so t(W) decides between a comb and a
-    best-first tree. With a node come those above it that are not evaluated either, as a run of n-grams (cascade
+    best-first tree. With a node come those above it that are not evaluated either, as a run from free sources (cascade
     speculative drafting, arXiv 2312.11462) or of tokens that must follow: a chain, since a node that is new in a decode
     has one child in it. The deepest leaf of the greedy spine joins whenever it qualifies for a decode at all.
 

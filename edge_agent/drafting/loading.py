@@ -1,4 +1,4 @@
-"""Hold a draft in memory: GGUF models that propose tokens together, or n-grams of the text alone."""
+"""Hold a draft in memory: GGUF models that propose tokens together, with sources that need no model or these alone."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class LoadedModel:
             self.latency = DecodeLatency(tuple(sorted(measure_widths(context, WIDTHS).items())))
             in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in self.latency.seconds)
             log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
-        return CalibratedSource(self.source(context), *self.calibrators, self.latency)
+        return CalibratedSource(self.source(context), *self.calibrators, self.latency, self.shared_vocabulary)
 
 
 @dataclass(eq=False)
 class Draft:
-    """A draft in memory, which `load` makes and a DraftPool frees. Without models, n-grams draft alone."""
+    """A draft in memory, which `load` makes and a DraftPool frees. Without models, the free sources draft alone."""
 
     name: str
     release: str = ""

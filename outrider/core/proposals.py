@@ -16,7 +16,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.scratch import reaching
 
 CERTAIN = math.inf
-"""Margin of a token that is the only one which may follow."""
+"""Margin of a token that is the only one which may follow: a device takes it as accepted and learns nothing from it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Proposal:
     rank: int
     """0 for the best proposal."""
     margin: float
-    """Nats by which the best proposal is ahead of the second, or by which another one is behind the best."""
+    """Nats by which the best proposal is ahead of the second, or by which another one is behind the best. Acceptance is
+    learned by classes of it, so any measure from 0 to about 11 that grows with that distance will do."""
 
 
 Row = NDArray[np.floating[Any]]
@@ -42,6 +43,8 @@ _SEARCHED = 1 << 15
 """Ids among which these are looked for. Tokenizers number frequent tokens first, and a node has a fraction of a ms."""
 _LIFTED = 8
 """The most of these that are proposed or have a margin to what is."""
+_NEVER = -100.0
+"""A bias with which a token is not proposed among a few: it asks, as in OpenAI's API, for the token not to come."""
 _STRIDE = 64
 """One in so many tokens tells how probable the others are."""
 _SPACING = 1024
@@ -167,8 +170,12 @@ def propose_among(
 
     ids: `[n]`. log_q: `[n]`, logarithms of their probability at the session's temperature; what is missing of a sum of
     1 belongs to tokens that are not named. key: the session's noise key. position: of the children. Margins count the
-    unnamed tokens as one more candidate, so that a token that was seen once does not seem certain.
+    unnamed tokens as one more candidate, so that a token that was seen once does not seem certain. Tokens with a bias
+    of _NEVER are left out; other biases and the penalties are not applied.
     """
+    if banned := [token for token, bias in sampling.logit_bias if bias <= _NEVER]:
+        wanted = ~np.isin(ids, banned)
+        ids, log_q = ids[wanted], log_q[wanted]
     if not ids.size:
         return []
     unnamed = math.log(max(1.0 - float(np.exp(log_q).sum()), math.exp(-_REACH)))

@@ -61,12 +61,9 @@ class ScriptedSource:
         self._work()
         self._sequence += tokens
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         self._work()
-        return [self._propose([*self._sequence, *spot.path]) for spot in spots]
-
-    def knows(self, token: int) -> bool:
-        return token < VOCABULARY
+        return [self._propose([*self._sequence, *node.path]) for node in nodes]
 
     def _work(self) -> None:
         self.decodes += 1

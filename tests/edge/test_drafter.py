@@ -23,7 +23,7 @@ PROMPT = (1, 2, 3)
 
 
 def model(source: DraftSource, latency: DecodeLatency = WIDTHS) -> CalibratedSource:
-    return CalibratedSource(source, Calibrator(), Calibrator(), latency)
+    return CalibratedSource(source, Calibrator(), Calibrator(), latency, VOCABULARY)
 
 
 def free(source: DraftSource) -> CalibratedSource:
@@ -147,7 +147,7 @@ def test_tokens_that_the_draft_does_not_know_are_never_evaluated() -> None:
     prompt = (500, 501, 502, 500, 501)
     source = ScriptedSource()
     seen: list[int] = []
-    source.expand = lambda spots, inner=source.expand: seen.extend(s.token for s in spots) or inner(spots)  # type: ignore
+    source.expand = lambda nodes, inner=source.expand: seen.extend(s.token for s in nodes) or inner(nodes)  # type: ignore
     made = Drafter([model(source), free(NgramSource())], Clock())
     made.begin(DraftTask(prompt), PLAN)
     grown(made)
@@ -192,9 +192,6 @@ class Forcing:
         return [
             [Proposal(self._forced[node.token], 0, CERTAIN)] if node.token in self._forced else [] for node in nodes
         ]
-
-    def knows(self, token: int) -> bool:
-        return True
 
 
 def forcing(forced: dict[int, int], widest: int = 8) -> tuple[Drafter, Forcing]:
@@ -278,10 +275,10 @@ def two(first: ScriptedSource, second: ScriptedSource, latency: DecodeLatency = 
 class Crowded(ScriptedSource):
     """Have room for the root and no other node."""
 
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        if any(spot.id for spot in spots):
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        if any(node.id for node in nodes):
             raise TreeFull("no cells")
-        return super().expand(spots)
+        return super().expand(nodes)
 
 
 @pytest.mark.parametrize("sources", [(Crowded(), ScriptedSource()), (ScriptedSource(), Crowded())])

@@ -37,8 +37,6 @@ USUAL_TOKENS = 16
 """Tokens of a session that a source reads in passing: those committed since it last proposed."""
 CHILDREN = 3
 """The most children that `grow` proposes for one node."""
-NEVER = -100.0
-"""Bias that asks for a token not to be generated, as in OpenAI's API."""
 ASSUMED_GAIN = 1.0
 """Tokens that a source is assumed to add to a step of a session before any did."""
 
@@ -130,9 +128,8 @@ def kind_of(margin: float) -> int:
 
 
 def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[Proposal]]) -> ProposedTree:
-    """Grow a tree best-first, by the path acceptance of its nodes (EAGLE-2, arXiv 2406.16858).
-
-    Children that end the sequence too early are left out, and those with a bias of NEVER.
+    """Grow a tree best-first, by the path acceptance of its nodes (EAGLE-2, arXiv 2406.16858). Children that end
+    the sequence too early are left out.
 
     children: path of tokens below the session's last one -> proposals for the next, the best one first. It is called
     for nodes that are in the tree alone, the most probable first.
@@ -141,13 +138,12 @@ def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[
     tree = ProposedTree(session.protocol.position)
     frontier: list[tuple[float, int, int, int, tuple[int, ...]]] = []
     """(-path acceptance, order of arrival, parent, kind, path) of nodes that may come next."""
-    banned = {token for token, bias in session.sampler.params.logit_bias if bias <= NEVER}
 
     def consider(parent: int, path: tuple[int, ...], probability: float) -> None:
         if len(path) + 1 >= session.left:
             return  # the step's own token is the last one
         early = early_ends(session, session.protocol.position + len(path))
-        allowed = [one for one in children(path) if one.token not in banned and one.token not in early]
+        allowed = [one for one in children(path) if one.token not in early]
         for order, proposal in enumerate(allowed[:CHILDREN]):
             kind = kind_of(proposal.margin)
             below = probability * acceptance.estimate(kind, order)

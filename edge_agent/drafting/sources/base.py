@@ -86,11 +86,15 @@ class DraftSource(Protocol):
     Any error but the Overloaded of `expand` ends drafting with all sources of the draft for this session. It goes on by
     n-grams alone if the draft has a model, else without a draft. The error is logged as a warning; a BadRequest, as for
     a text that is too long, as information.
+
+    The target alone enforces what a request asks for: its grammar, `min_tokens`, biases and penalties. A source that
+    proposes what they forbid has wasted the node.
     """
 
     def begin(self, task: DraftTask) -> None:
         """Read the prompt and the received tokens; drop everything of an earlier session.
 
+        All sources of a draft read one after the other before any proposes: a slow one delays the first node.
         When a session ends, a source that costs nothing begins an empty task, so as to drop the text. A model is not
         told, and may keep what it has computed for a session that begins alike.
         """
@@ -113,6 +117,3 @@ class DraftSource(Protocol):
         before it in this call, where it has no other child. A model that has no room for the nodes raises Overloaded,
         with nothing changed: it is asked again after the next commit, and the other sources go on.
         """
-
-    def knows(self, token: int) -> bool:
-        """Return whether a model can evaluate a node of this token. Other sources are not asked this."""

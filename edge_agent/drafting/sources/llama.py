@@ -30,7 +30,7 @@ class LlamaSource:
     def __init__(self, context: TreeContext, *, shared_vocabulary: int, unlike: Sequence[int] = ()) -> None:
         self._context = context
         self._unlike = list(unlike)
-        self._shared_vocabulary = min(shared_vocabulary, context.vocab_size)
+        self._shared_vocabulary = shared_vocabulary
         self._task = DraftTask(prompt=())
         self._counts = TokenCounts()
         self._constraint: Constraint | None = None
@@ -73,9 +73,6 @@ class LlamaSource:
             for node, row in zip((node for node in unevaluated if node.wanted), logits, strict=True):
                 found[node.id] = self._propose(row, node.path)
         return [found.get(node.id, []) for node in nodes]
-
-    def knows(self, token: int) -> bool:
-        return token < self._shared_vocabulary
 
     def _propose(self, logits: Row, path: tuple[int, ...]) -> list[Proposal]:
         row, position = logits[: self._shared_vocabulary], self._position + len(path)

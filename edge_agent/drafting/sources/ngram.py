@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint
 from outrider.core.ngram import NgramModel
@@ -18,8 +16,6 @@ from outrider.core.proposals import CERTAIN, propose_among
 
 PROPOSALS = 3
 """Children that are proposed per node at most."""
-FORBIDS = -100.0
-"""A token whose logit_bias is no greater is not proposed: the target hardly ever takes it."""
 
 
 class NgramSource:
@@ -29,14 +25,11 @@ class NgramSource:
         self._model = NgramModel()
         self._task = DraftTask(prompt=())
         self._constraint: Constraint | None = None
-        self._banned: list[int] = []
-        """Tokens that the session's logit_bias all but forbids."""
 
     def begin(self, task: DraftTask) -> None:
         """Read the sequence. Raises BadRequest where it breaks its grammar."""
         self._task = task
         self._constraint = task.constraint()
-        self._banned = [token for token, bias in task.sampling.logit_bias if bias <= FORBIDS]
         self._model.reset([*task.prompt, *task.received])
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -47,18 +40,12 @@ class NgramSource:
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         return [self._propose(node) for node in nodes]
 
-    def knows(self, token: int) -> bool:
-        return True
-
     def _propose(self, node: NodeContext) -> list[Proposal]:
         """Return the token that must follow; where there is a choice, the likely ones that may follow."""
         constraint = self._constraint
         if constraint is not None and (forced := constraint.forced(node.path)):
             return [Proposal(forced[0], 0, CERTAIN)]
         ids, log_q = self._model.following(node.path)
-        if self._banned:
-            wanted = ~np.isin(ids, self._banned)
-            ids, log_q = ids[wanted], log_q[wanted]
         if constraint is not None:
             allowed = [constraint.allows(token, node.position, node.path) for token in ids.tolist()]
             ids, log_q = ids[allowed], log_q[allowed]
