@@ -22,11 +22,13 @@ os.environ.update(ENVIRONMENT | os.environ)
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from vllm import ir
 from vllm.engine.arg_utils import EngineArgs
 
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+from cloud_verifier.engine.vllm_backend.worker import CPU_KERNELS
 from outrider.core.errors import ModelRefused
 
 SHAPE: dict[str, Any] = {
@@ -166,6 +168,18 @@ def test_an_id_beyond_the_vocabulary_is_never_chosen(tmp_path: Path) -> None:
         assert all(token < 100 for tokens in found for token, _ in tokens)
     finally:
         core.shutdown()
+
+
+def test_norms_are_computed_by_kernels_that_give_what_torch_gives(tmp_path: Path) -> None:
+    load.engine_core(made(tmp_path / "target", SERVED["llama"]()), CONFIG, dtype="float32", nodes=8).shutdown()
+    torch.manual_seed(0)
+    rows, residual, weight = torch.randn(3, 2, 64)[:, 1], torch.randn(3, 64), torch.rand(64)  # rows with strides
+    for op, given in ((ir.ops.rms_norm, (rows,)), (ir.ops.fused_add_rms_norm, (rows.contiguous(), residual))):
+        assert op.get_priority() == [CPU_KERNELS, "native"]
+        assert op.dispatch(*given, weight, 1e-5).provider == CPU_KERNELS
+        assert op.dispatch(*given, None, 1e-5).provider == "native"
+        expected, got = op.impls["native"].impl_fn(*given, weight, 1e-5), op(*given, weight, 1e-5)
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_a_context_that_does_not_fit_is_refused_with_what_to_set(tmp_path: Path) -> None:

@@ -258,8 +258,7 @@ class VllmExecutor:
     def _step(self) -> dict[str, Any]:
         """Run one step of vLLM's core; return its outputs by request id. Raises Unavailable if it fails."""
         try:
-            outputs, executed = self._core.step()
-            self._core.post_step(executed)
+            outputs, _ = self._core.step()  # `post_step` would only ask each worker what it drafts, which is nothing
         except Exception as error:
             # Its scheduler has counted tokens that were not computed, so no session can go on.
             raise Unavailable(f"a step of vLLM failed: {type(error).__name__}: {error}") from error

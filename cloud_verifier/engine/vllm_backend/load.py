@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm.config.kernel import IrOpPriorityConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
@@ -20,7 +21,7 @@ from cloud_verifier.engine.interface import Failed
 from cloud_verifier.engine.step_profiler import measure_cost
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
-from cloud_verifier.engine.vllm_backend.worker import KV_SLOTS
+from cloud_verifier.engine.vllm_backend.worker import CPU_KERNELS, KV_SLOTS
 from outrider.artifacts.model_files import INDEX
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
@@ -147,6 +148,9 @@ def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -
     """Give vLLM as many KV slots as the settings say, where the memory of a GPU does not decide, and no graphs."""
     if "enforce_eager" not in further:
         arguments.enforce_eager = True  # compiling takes minutes at every start
+    # A compiler would fuse norms with what is around them instead.
+    if arguments.enforce_eager and not {"ir_op_priority", "kernel_config"} & further.keys():
+        arguments.ir_op_priority = IrOpPriorityConfig(rms_norm=[CPU_KERNELS], fused_add_rms_norm=[CPU_KERNELS])
     if "block_size" not in further:
         arguments.block_size = CPU_BLOCK
     if "max_model_len" not in further:

@@ -138,6 +138,3 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
         if self.use_pp:
             data.new_token_ids = [self.requests[name].all_token_ids[-self._most_sampled :] for name in data.req_ids]
         return data
-
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Ignore what the worker drafts: it drafts nothing."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm import ir
 from vllm.distributed import get_pp_group
 from vllm.platforms import current_platform
 from vllm.v1.core import kv_cache_utils
@@ -40,6 +41,45 @@ KV_SLOTS = "outrider_kv_slots"
 """Key, in vLLM's additional configuration, of the number of tokens whose keys and values are held."""
 NO_TOKEN = -1
 """Fills the rest of a row of tokens, as vLLM's rejection sampler does."""
+
+
+CPU_KERNELS = "outrider"
+"""vLLM's name for what computes the layers' norms by its kernels for CPUs."""
+if current_platform.is_cpu():
+    current_platform.import_kernels()
+
+    def _normalises(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
+        """Return whether vLLM's kernels for CPUs compute the norm of these rows."""
+        return variance_size is None and weight is not None and weight.dtype == x.dtype
+
+    # vLLM has these kernels on a CPU too, and uses them on GPUs alone: without compiling, a norm is six operations of
+    # torch there, which take ten times as long for a few rows. They take no strides.
+    @ir.ops.rms_norm.register_impl(  # type: ignore[untyped-decorator]
+        CPU_KERNELS, supports_args=lambda x, weight, epsilon, variance_size=None: _normalises(x, weight, variance_size)
+    )
+    def _rms_norm(
+        x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> torch.Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype)
+        torch.ops._C.rms_norm(out, x.contiguous(), weight, epsilon)
+        return out
+
+    @ir.ops.fused_add_rms_norm.register_impl(  # type: ignore[untyped-decorator]
+        CPU_KERNELS,
+        supports_args=lambda x, x_residual, weight, epsilon, variance_size=None: (
+            _normalises(x, weight, variance_size) and x.is_contiguous() and x_residual.is_contiguous()
+        ),
+        inplace=True,
+    )
+    def _fused_add_rms_norm(
+        x: torch.Tensor,
+        x_residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        variance_size: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
+        return x, x_residual
 
 
 class CoupledWorker(_Worker):  # type: ignore[misc]
