@@ -51,7 +51,7 @@ class SessionWalk(Walk):
     def follow(self, ahead: Sequence[int]) -> bool:
         """Go on by the tokens that are known, by index of the row; return whether the walk has ended."""
         while self.row is not None:
-            token = ahead[self.index]
+            token = ahead[self.first + self.row]
             if token == UNKNOWN or not self.go_on(token):
                 return False
         return True

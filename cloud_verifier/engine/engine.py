@@ -519,7 +519,7 @@ class Engine:
     def _settle(self, rows: Sequence[SessionRows], results: Sequence[Verified | OutriderError | None]) -> None:
         """Commit what a step has found, or fail the sessions in which it failed."""
         ran, now, price = self._executor.rows_run(rows), self._clock(), self._profiler.min_acceptance
-        tokens = 0
+        committed: list[tuple[EngineSession, Verified]] = []
         for one, count, result in zip(rows, ran, results, strict=True):
             if isinstance(result, OutriderError):
                 with about(session=one.session.session_id):
@@ -530,7 +530,9 @@ class Engine:
                     self._fail_internally(one.session, str(result))
             else:
                 self._commit(one, count, result, now, price)
-                tokens += len(result.tokens) if result is not None else 0
+                if result is not None:
+                    committed.append((one.session, result))
+        tokens = self._count_committed(committed)
         self._rate.add(tokens, now)
         self._profiler.lap("commit")
         if any(ran):
@@ -553,32 +555,38 @@ class Engine:
             # The target left nodes out, or had more of the prompt in its cache than was known.
             batch = session.batch(ran - computed)
         counters.prefilled += computed - (verified is not None)
-        commits = session.commit_scores()
+        commits = session.commit_scores() if session.scores else []
         if batch is None:
             self._executor.keep(rows, ())
         elif verified is not None:
             gap_s, first = now - session.timing.last_commit, not session.protocol.position
             count_commit(counters, len(verified.tokens), gap_s=gap_s, first=first)
             commits.append(session.commit(batch, verified, now))
-            self._count_nodes(session, batch, verified)
+            if session.nodes.own:
+                self._count_sources(session, batch, verified)
             self._executor.keep(rows, verified.rows)
         self._overlay.committed(session, verified, price)
         for commit in commits:
             self._publish(session, commit)
 
-    def _count_nodes(self, session: EngineSession, batch: TreeBatch, verified: Verified) -> None:
-        """Count a session's tokens and nodes in a step, after its commit."""
+    def _count_committed(self, committed: Sequence[tuple[EngineSession, Verified]]) -> int:
+        """Count the tokens and device's nodes of a step, after its commits; return how many tokens there are."""
+        counts = [
+            (len(verified.tokens), one.nodes.device.evaluated, one.nodes.device.accepted) for one, verified in committed
+        ]
+        count_speculation(self.counters, counts)
+        if lossy := [count for (session, _), count in zip(committed, counts, strict=True) if session.lossy]:
+            count_speculation(self.counters.lossy, lossy)
+        return sum([tokens for tokens, _, _ in counts])
+
+    def _count_sources(self, session: EngineSession, batch: TreeBatch, verified: Verified) -> None:
+        """Count the nodes of the verifier's own sources in a session's step, after its commit."""
         counters, nodes = self.counters, session.nodes
-        device, tokens = nodes.device, len(verified.tokens)
-        count_speculation(counters, tokens, device.evaluated, device.accepted)
-        if session.lossy:
-            count_speculation(counters.lossy, tokens, device.evaluated, device.accepted)
         for name, outcome in nodes.own.items():
             counters.sources[name].evaluated += outcome.evaluated
             counters.sources[name].accepted += outcome.accepted
-        if nodes.own:
-            counters.server_evaluated += len(batch.ids) - device.evaluated
-            counters.server_accepted += len(verified.rows) - device.accepted
+        counters.server_evaluated += len(batch.ids) - nodes.device.evaluated
+        counters.server_accepted += len(verified.rows) - nodes.device.accepted
 
     # How sessions begin and end
 

@@ -84,6 +84,7 @@ class MergedTree(TokenTree):
         return SourceOutcome(
             evaluated=sum(source in sources[node] for node in evaluated),
             accepted=sum(source in sources[node] for node in path),
+            levels=max((self.depth(node) for node in evaluated if source in sources[node]), default=0),
             added=sum(source in sources[node] and DEVICE not in sources[node] for node in evaluated),
             gain=self.led(path, {DEVICE, source}) - self.led(path, {DEVICE}),
         )
@@ -95,6 +96,8 @@ class SourceOutcome:
 
     evaluated: int = 0
     accepted: int = 0
+    levels: int = 0
+    """Greatest depth of an evaluated node."""
     added: int = 0
     """Evaluated nodes that the device did not propose."""
     gain: int = 0
@@ -105,6 +108,7 @@ class PendingNodes:
     """Ranks the nodes that a session's next step may take.
 
     directive: that the device follows, whose nodes beyond its window are ignored. ignored: number of those that were.
+    draft_wait_s: the directive's.
     most_together: the most nodes of all sources in a step. drafts: the trees that the verifier's sources have proposed
     since the last commit, by name; one without nodes of a source that found none. device_near: whether nodes of the
     device were there or expected when the sources were asked; None if they were not. device: what the device's nodes
@@ -124,7 +128,6 @@ class PendingNodes:
     ) -> None:
         """acceptance: of the device's nodes. most: nodes of a session that a step of the target evaluates. trees:
         whether these may be more than one path."""
-        self.directive = directive
         self.ignored = 0
         self.device = SourceOutcome()
         self.own: dict[str, SourceOutcome] = {}
@@ -142,6 +145,7 @@ class PendingNodes:
         """None after a change."""
         self._outside: set[int] = set()
         """Ids of the device's nodes that were found outside the window, so that each is counted once."""
+        self.follow(directive)
 
     @property
     def tree(self) -> TokenTree:
@@ -152,8 +156,16 @@ class PendingNodes:
         """Return the most nodes that the step may take: of the device, or, once drafts were merged, of all sources."""
         if self._merged is not None:
             return self.most_together
-        one = self.directive
-        return min(one.nodes_per_step, one.window_nodes, self._most) if one.window_depth else 0
+        return self._most_of_device
+
+    def follow(self, directive: Directive) -> None:
+        """Follow another directive. Its fields are read once, since every step needs them."""
+        self.directive = directive
+        self.draft_wait_s = 1e-3 * directive.draft_wait_ms
+        self._window_nodes, self._window_depth = directive.window_nodes, directive.window_depth
+        most = min(directive.nodes_per_step, directive.window_nodes, self._most)
+        self._most_of_device = most if directive.window_depth else 0
+        self.changed()
 
     def acceptance_of(self, source: str, prior: NodeAcceptance) -> NodeAcceptance:
         """Return the acceptance of a source's nodes in this session. prior: where a new one starts."""
@@ -187,15 +199,11 @@ class PendingNodes:
             self._ranked = self._evaluable(self._within_window(self._acceptance[DEVICE].ranked(self._protocol.tree)))
         return self._ranked[:count]
 
-    def of_device(self, node: int) -> bool:
-        """Return whether the device proposed a node of the tree."""
-        return self._merged is None or DEVICE in self._merged.sources[node]
-
     def learn(self, batch: TreeBatch, verified: Verified) -> None:
         """Learn from a step, before its tokens are committed, which nodes are accepted."""
         path = [batch.ids[row - 1] for row in verified.rows]
         if (merged := self._merged) is None:
-            self.device, self.own = SourceOutcome(len(batch.ids), len(path)), {}
+            self.device, self.own = SourceOutcome(len(batch.ids), len(path), max(batch.depths, default=0)), {}
             if not batch.ids:
                 self.server_gain.add(0)
         else:
@@ -213,10 +221,12 @@ class PendingNodes:
 
     def _within_window(self, ranked: Ranked) -> Ranked:
         """Return the device's nodes that its directive allows, and count the others."""
+        if len(ranked) <= min(self._window_nodes, self._window_depth) and not self._outside:
+            return ranked  # so few nodes are no deeper either
         tree = self._protocol.tree
-        beyond = tree.position + self.directive.window_depth
+        beyond = tree.position + self._window_depth
         near = [best for best in ranked if tree[best[1]].position < beyond]
-        within = near[: self.directive.window_nodes]
+        within = near[: self._window_nodes]
         if self._outside or len(within) < len(ranked):
             outside = {node for _, node in ranked} - {node for _, node in within}
             self.ignored += len(outside - self._outside)

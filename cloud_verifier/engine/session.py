@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import compress
 
 import torch
 
@@ -78,7 +77,7 @@ class DeviceTiming:
     @property
     def expects_nothing(self) -> bool:
         """Return whether no node is expected of the device, by its empty answers or futile waits."""
-        return max(self._empty_answers, self._futile_waits) >= EMPTY_ANSWERS
+        return self._empty_answers >= EMPTY_ANSWERS or self._futile_waits >= EMPTY_ANSWERS
 
     def delivered(self, now: float) -> int | None:
         """Return the position up to which commits may have reached the device by now; None if that has not changed."""
@@ -240,37 +239,36 @@ class EngineSession:
     def append(self, message: Append, now: float) -> None:
         """Take nodes in (rules 10 to 12). Raises ProtocolViolation."""
         protocol = self.protocol
-        delivered = self.timing.delivered(now)
-        if delivered is not None:
+        if (delivered := self.timing.delivered(now)) is not None:
             protocol.unreceived = delivered
-        without = self._steps > 0 and not len(protocol.tree) and message.base == protocol.position
+        without = self._steps > 0 and not protocol.tree and message.base == protocol.position
         protocol.append(message)
-        self.timing.on_message(message, now, first=without and len(protocol.tree) > 0)
+        self.timing.on_message(message, now, first=without and bool(protocol.tree))
         self.nodes.changed()
 
     def set_directive(self, directive: Directive) -> None:
         """Follow another directive. Nodes outside a smaller window are no violation: the device may have sent them
         before it received the directive."""
-        self.nodes.directive = directive
-        self.nodes.changed()
+        self.nodes.follow(directive)
 
     # The scheduler's view
 
     def candidate(self, step: int) -> StepCandidate:
         """Return the session as the scheduler sees it before step number `step`."""
-        protocol, server_gain = self.protocol, self.nodes.server_gain.value
+        protocol, nodes, timing = self.protocol, self.nodes, self.timing
+        server_gain = nodes.server_gain.value
         ends_next = protocol.position + 1 >= protocol.max_tokens
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
             acceptances=self.acceptances(),
             may_step=protocol.may_step and not self.blocked,
-            idle=self.nodes.most == 0 or protocol.idle or ends_next or self.timing.expects_nothing,
-            draft_wait_s=1e-3 * self.nodes.directive.draft_wait_ms,
-            rtt_s=self.timing.rtt_s,
-            answers_s=self.timing.answers_s,
+            idle=nodes.most == 0 or protocol.idle or ends_next or timing.expects_nothing,
+            draft_wait_s=nodes.draft_wait_s,
+            rtt_s=timing.rtt_s,
+            answers_s=timing.answers_s,
             gain=max(0.0, self._with_device.value - server_gain),
-            last_commit=self.timing.last_commit,
+            last_commit=timing.last_commit,
             skipped=step - self.last_step,
             scores=protocol.scoring,
             device_nodes=self._device_nodes.value,
@@ -280,7 +278,7 @@ class EngineSession:
     def acceptances(self) -> Acceptances:
         """Return the acceptance of the nodes that a step may take, those of the verifier's sources among them if they
         were merged."""
-        return tuple(acceptance for acceptance, _ in self.nodes.best(self.nodes.most))
+        return tuple([acceptance for acceptance, _ in self.nodes.best(self.nodes.most)])
 
     # A step
 
@@ -288,8 +286,8 @@ class EngineSession:
         """Begin a step that has rows of the session."""
         self.last_step = step
         self.had_rows = True
-        if self.pending == 1 and not len(self.protocol.tree):
-            self.timing.on_step(now, 1e-3 * self.nodes.directive.draft_wait_ms)
+        if not self.protocol.tree and self.pending == 1:
+            self.timing.on_step(now, self.nodes.draft_wait_s)
 
     def batch(self, nodes: int) -> TreeBatch:
         """Return the last committed token and so many nodes, those of greatest acceptance."""
@@ -297,6 +295,8 @@ class EngineSession:
 
     def scored_rows(self, chain: int) -> range:
         """Return which rows of the next `chain` known tokens score the prompt: each one the token after its own."""
+        if not self.protocol.scoring:
+            return range(0)
         first, end = self.protocol.scored - self.computed, self.protocol.to_score - self.computed
         return range(max(0, first), max(0, first, min(chain, end)))
 
@@ -325,9 +325,8 @@ class EngineSession:
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
-        levels = max(compress(batch.depths, map(self.nodes.of_device, batch.ids)), default=0)
         self.nodes.learn(batch, verified)
-        device, tokens = self.nodes.device, len(verified.tokens)
+        device = self.nodes.device
         commit = self.protocol.commit(batch, verified, evaluated=device.evaluated)
         if self.logprobs:
             pack_logprobs(commit, self.logprobs)
@@ -335,12 +334,12 @@ class EngineSession:
         self.tokens += verified.tokens
         self.sampler.commit(verified.tokens)
         self._steps += 1
-        self._committed += tokens
+        self._committed += len(verified.tokens)
         self._evaluated += device.evaluated
         self._accepted += device.accepted
         self.timing.on_commit(now, self.protocol.position, evaluated=device.evaluated > 0)
         if device.evaluated:
-            self._nodes_per_level.add(device.evaluated / levels)
+            self._nodes_per_level.add(device.evaluated / device.levels)
             self._with_device.add(len(verified.rows))
             self._device_nodes.add(device.evaluated)
         return commit

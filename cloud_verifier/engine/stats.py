@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S
 from outrider.wire.v1 import engine_pb2 as pb
@@ -54,20 +54,22 @@ def count_commit(counters: pb.EngineCounters, tokens: int, *, gap_s: float, firs
 
 
 def count_speculation(
-    counters: pb.EngineCounters | pb.SpeculationCounts, tokens: int, evaluated: int, accepted: int
+    counters: pb.EngineCounters | pb.SpeculationCounts, sessions: Sequence[tuple[int, int, int]]
 ) -> None:
-    """Count a step of one session: its committed tokens, and its device's nodes."""
-    counters.committed += tokens
-    if not evaluated:
+    """Count a step of some sessions. sessions: the committed tokens of each, and its device's evaluated and accepted
+    nodes."""
+    counters.committed += sum([tokens for tokens, _, _ in sessions])
+    drafts = [(evaluated, accepted) for _, evaluated, accepted in sessions if evaluated]
+    if not drafts:
         return
-    counters.evaluated += evaluated
-    counters.accepted += accepted
-    counters.drafts += 1
+    counters.evaluated += sum([evaluated for evaluated, _ in drafts])
+    counters.accepted += sum([accepted for _, accepted in drafts])
+    counters.drafts += len(drafts)
     by_position = counters.accepted_by_position
     if not by_position:
         by_position.extend([0] * POSITIONS)
-    for position in range(min(accepted, POSITIONS)):
-        by_position[position] += 1
+    for position in range(min(POSITIONS, max(accepted for _, accepted in drafts))):
+        by_position[position] += sum([accepted > position for _, accepted in drafts])
 
 
 class MovingAverage:

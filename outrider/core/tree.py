@@ -46,6 +46,9 @@ class TokenTree:
     def __getitem__(self, node_id: int) -> Node:
         return self._nodes[node_id]
 
+    def get(self, node_id: int) -> Node | None:
+        return self._nodes.get(node_id)
+
     def children(self, parent: int) -> dict[int, int]:
         """Return token -> id of the children of a node or of ROOT."""
         return self._root_children if parent == ROOT else self._nodes[parent].children
@@ -63,9 +66,12 @@ class TokenTree:
 
     def add(self, node_id: int, parent: int, token: int) -> Node:
         """Add a node. The caller ensures that the id is new, the parent known and the token no sibling's."""
-        node = Node(node_id, parent, token, self.position_under(parent))
-        self.children(parent)[token] = node_id
-        self._nodes[node_id] = node
+        above = None if parent == ROOT else self._nodes[parent]
+        position, siblings = (
+            (self.position, self._root_children) if above is None else (above.position + 1, above.children)
+        )
+        node = self._nodes[node_id] = Node(node_id, parent, token, position)
+        siblings[token] = node_id
         return node
 
     def path(self, node_id: int) -> list[int]:
@@ -83,12 +89,13 @@ class TokenTree:
         Returns the ids of the nodes that carried the first tokens, which are nodes no longer; where they are fewer than
         the tokens the tree is empty.
         """
-        path, children = list[int](), self._root_children
+        path: list[int] = []
+        children = self._root_children
         for token in tokens:
-            if token not in children:
+            if (node_id := children.get(token)) is None:
                 break
-            path.append(children[token])
-            children = self._nodes[path[-1]].children
+            path.append(node_id)
+            children = self._nodes[node_id].children
         self.position += len(tokens)
         if len(path) < len(tokens) or not children:
             self.clear()

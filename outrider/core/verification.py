@@ -94,22 +94,18 @@ class Walk:
     """Follows the target's tokens down a batch: from row 0 on to the node that carries the target's token there, and so
     on until no node does.
 
-    tokens: accepted so far. row: whose token is wanted next; None when the path has ended.
+    tokens: accepted so far. row: whose token is wanted next; None when the path has ended. position: of that token.
     """
 
     def __init__(self, batch: TreeBatch, ends: Callable[[int, int], bool]) -> None:
         """ends(token, position): whether the sequence ends with this token there, even inside an accepted path."""
         self.batch = batch
+        self.position = batch.position
         self.tokens: list[int] = []
         self.row: int | None = 0
         self._rows: list[int] = []
         self._ends = ends
         self._nodes = {pair: row for row, pair in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1)}
-
-    @property
-    def position(self) -> int:
-        """Return the position of the token that is wanted next."""
-        return self.batch.position + len(self.tokens)
 
     @property
     def verified(self) -> Verified:
@@ -119,6 +115,7 @@ class Walk:
         """Go on with the target's token after `row`, or with the child that a lossy rule accepts there."""
         ended = self._ends(token, self.position)
         self.tokens.append(token)
+        self.position += 1
         child = self._nodes.get((self.row, token)) if self.row is not None else None
         if child is not None:
             self._rows.append(child)

@@ -98,7 +98,7 @@ class TorchExecutor:
             slots.release()
             raise Overloaded(f"{needed} KV slots are needed, {room} are free")
         self.slots[session] = slots
-        session.computed = len(slots.table)
+        session.computed = slots.computed
 
     def begin(self, session: EngineSession) -> None:
         self.slots[session].reserve()
@@ -170,7 +170,7 @@ class TorchExecutor:
         slots.keep(self._segments.pop(session), accepted)
         if rows.batch is not None and self._prefix_cache and not slots.shared:
             slots.share()  # a prompt serves other sessions at once, not only after this one's end
-        session.computed = len(slots.table)
+        session.computed = slots.computed
 
     def end(self, session: EngineSession, *, cache: bool) -> None:
         self._segments.pop(session, None)

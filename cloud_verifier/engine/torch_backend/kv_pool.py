@@ -80,7 +80,7 @@ class KVPool:
         self._free_count = top - count
         return self._free[top - count : top][::-1].copy()
 
-    def release(self, slots: Slots) -> None:
+    def release(self, slots: Slots | list[int]) -> None:
         """Return slots to the free stack; their keys and values may be overwritten."""
         count = len(slots)
         if self._free_count + count > self.slots:

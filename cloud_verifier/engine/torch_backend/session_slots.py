@@ -17,6 +17,7 @@ class SessionSlots:
     """Holds the KV slots of one session: a prefix leased from the prefix cache, then slots of its own.
 
     reserved: slots that the pool has reserved for the session. shared: whether its prompt is in the prefix cache.
+    computed: number of tokens whose keys and values are computed.
     """
 
     def __init__(self, pool: KVPool, tokens: Sequence[int], *, most: int, last_position: int, salt: str = "") -> None:
@@ -30,7 +31,7 @@ class SessionSlots:
         self._pool = pool
         self._tokens = tokens
         self._table: Slots = np.empty(most, dtype=np.int32)
-        self._computed = 0
+        self.computed = 0
         self._last_position = last_position
         self._salt = salt
         self._lease = pool.prefixes.no_lease
@@ -41,7 +42,7 @@ class SessionSlots:
     def table(self) -> Slots:
         """Return the slots of the tokens whose keys and values are computed, in order of position: a view that the next
         change may invalidate."""
-        return self._table[: self._computed]
+        return self._table[: self.computed]
 
     @property
     def leased(self) -> int:
@@ -75,7 +76,7 @@ class SessionSlots:
         passes to the cache: no more is reserved than before.
         """
         before = self.leased
-        tokens = self._tokens[: self._computed]
+        tokens = self._tokens[: self.computed]
         self._lease, doubles = self._pool.prefixes.publish(self._lease, self._salt, tokens, self.table)
         self.table[:] = self._lease.slots
         self._pool.release(doubles)
@@ -88,7 +89,7 @@ class SessionSlots:
 
         batch: None if no token follows the chain: then no logits are needed for one.
         """
-        start = self._computed
+        start = self.computed
         tokens, last, most = [*self._tokens[start : start + chain]], start + chain - 1, self._last_position
         positions, parents = list(range(start, start + chain)), []
         if batch:
@@ -117,11 +118,9 @@ class SessionSlots:
         if chain + len(accepted) == len(slots):
             self._append(slots)
             return
-        kept = [*range(chain), *(chain - 1 + row for row in accepted)]
-        others = np.ones(len(slots), dtype=np.bool_)
-        others[kept] = False
-        self._append(slots[kept])
-        self._pool.release(slots[others])
+        each = slots.tolist()  # a list, as in `segment`
+        self._append(each[:chain] + [each[chain - 1 + row] for row in accepted])
+        self._pool.release([slot for row, slot in enumerate(each[chain:], start=1) if row not in accepted])
 
     def release(self) -> None:
         """Return every slot, the lease and the reservation."""
@@ -129,10 +128,11 @@ class SessionSlots:
         self._pool.release(self.table[self.leased :])
         self._pool.prefixes.release(self._lease)
         self._pool.reserve(-self.reserved)
-        self._computed = self.reserved = 0
+        self.computed = self.reserved = 0
         self._step_slots = _NO_SLOTS
         self._lease = self._pool.prefixes.no_lease
 
-    def _append(self, slots: Slots) -> None:
-        self._table[self._computed : self._computed + len(slots)] = slots
-        self._computed += len(slots)
+    def _append(self, slots: Slots | list[int]) -> None:
+        end = self.computed + len(slots)
+        self._table[self.computed : end] = slots
+        self.computed = end

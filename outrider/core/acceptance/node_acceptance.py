@@ -82,7 +82,8 @@ class NodeAcceptance:
 
     def observe(self, depth: int, order: int, accepted: bool) -> None:
         """Learn whether a child of a committed token carried the target's token."""
-        self._observe(_CLASS[min(depth, len(_CLASS) - 1)] * _ORDERS + min(order, _ORDERS - 1), accepted)
+        cell = _CLASS[min(depth, len(_CLASS) - 1)] * _ORDERS + min(order, _ORDERS - 1)
+        self._observe([(cell, accepted)])
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], kinds: Mapping[int, int] | None = None) -> None:
         """Observe every child of the path that the target's next tokens take, before the tree advances.
@@ -90,25 +91,29 @@ class NodeAcceptance:
         kinds: of the nodes by id; without them, a node's kind is its depth.
         """
         parent = ROOT
+        observed: list[tuple[int, bool]] = []
         for depth, token in enumerate(tokens, start=1):
             children = tree.children(parent)
             kind = _CLASS[min(depth, len(_CLASS) - 1)]
             # Later siblings share one estimate; if each of them counted, worthless ones would swamp the observations.
             for order, (proposed, node) in enumerate(islice(children.items(), _ORDERS)):
-                self._observe((kind if kinds is None else kinds[node]) * _ORDERS + order, proposed == token)
+                cell = (kind if kinds is None else kinds[node]) * _ORDERS + order
+                observed.append((cell, proposed == token))
             if token not in children:
-                return
+                break
             parent = children[token]
+        self._observe(observed)
 
     def estimates(self, tree: TokenTree, kinds: Mapping[int, int] | None = None) -> dict[int, float]:
         """Return by id the probability of every node that it is committed if its parent is. kinds: as in `learn`."""
-        found, siblings = dict[int, float](), dict[int, int]()
+        found: dict[int, float] = {}
+        siblings: dict[int, int] = {}
         first, deepest, last = tree.position - 1, len(_CLASS) - 1, _ORDERS - 1
         for node in tree:
             order = siblings.get(node.parent, 0)
             siblings[node.parent] = order + 1
             kind = _CLASS[min(node.position - first, deepest)] if kinds is None else kinds[node.id]
-            cell = kind * _ORDERS + min(order, last)
+            cell = kind * _ORDERS + (order if order < last else last)
             found[node.id] = self._estimates[cell] or self._estimate(cell)
         return found
 
@@ -119,20 +124,25 @@ class NodeAcceptance:
         """
         return ranked_by(tree, self.estimates(tree))
 
-    def _observe(self, cell: int, accepted: bool) -> None:
+    def _observe(self, observed: Sequence[tuple[int, bool]]) -> None:
+        """Learn, for each cell, whether a child of a committed token carried the target's token."""
+        count = len(observed)
         for level in self._levels:
-            level._observed += 1
-            if level._observed % _REFRESH == 0:
+            decay, tried, right = level._decay, level._tried, level._accepted
+            for cell, accepted in observed:
+                tried[cell] = decay * tried[cell] + 1.0
+                right[cell] = decay * right[cell] + accepted
+                if not level._slow:
+                    level._estimates[cell] = None
+            level._observed += count
+            if level._observed % _REFRESH < count:
                 level._estimates = _unknown()
-            elif not level._slow:
-                level._estimates[cell] = None
-            level._tried[cell] = level._decay * level._tried[cell] + 1.0
-            level._accepted[cell] = level._decay * level._accepted[cell] + accepted
 
     def _estimate(self, cell: int) -> float:
         known = self._estimates[cell]
         if known is None:
-            prior = self._levels[1]._estimate(cell) if len(self._levels) > 1 else self._expected[cell]
+            above = self._levels[1] if len(self._levels) > 1 else None
+            prior = (above._estimates[cell] or above._estimate(cell)) if above is not None else self._expected[cell]
             weight = self._tried[cell] + _PRIOR_WEIGHT
             known = min(MAX_PROBABILITY, (self._accepted[cell] + _PRIOR_WEIGHT * prior) / weight)
             self._estimates[cell] = known

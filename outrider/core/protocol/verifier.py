@@ -117,7 +117,7 @@ class VerifierSession:
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
             return
         base = message.base
-        self._check(message)
+        self._check(message, base)
         self._acknowledge(base)
         for node_id, (parent, token) in enumerate(
             zip(parents_of(message), message.token, strict=True), message.first_id
@@ -202,19 +202,19 @@ class VerifierSession:
             commit.prompt.start = self.scored
         return commit
 
-    def _check(self, message: Append) -> None:
+    def _check(self, message: Append, base: int) -> None:
         """Refuse ids and a base that an honest device never sends, before anything changes (rule 10)."""
-        if message.first_id > self.seen + 1:
-            limit = f"at most {self.seen + 1} (ids have no gaps)"
-            raise ProtocolViolation.bound("first_id", message.first_id, limit)
-        if message.base > self.position:
-            raise ProtocolViolation.bound("base", message.base, f"at most {self.position}, the tokens committed")
-        last = message.first_id + len(message.token) - 1
+        first_id = message.first_id
+        if first_id > self.seen + 1:
+            raise ProtocolViolation.bound("first_id", first_id, f"at most {self.seen + 1} (ids have no gaps)")
+        if base > self.position:
+            raise ProtocolViolation.bound("base", base, f"at most {self.position}, the tokens committed")
+        last = first_id + len(message.token) - 1
         if last <= self.seen:
             return  # a replay, whatever its base, or a report of the base alone
-        if message.base < self.base:
-            raise ProtocolViolation.bound("base", message.base, f"at least {self.base} (it never goes back)")
-        in_flight = last - self._seen_at(message.base)
+        if base < self.base:
+            raise ProtocolViolation.bound("base", base, f"at least {self.base} (it never goes back)")
+        in_flight = last - self._seen_at(base)
         if in_flight > self.limits.in_flight:
             limit = f"must be at most {self.limits.in_flight}"
             raise ProtocolViolation(f"ids in flight are {in_flight}, {limit}", field="first_id")
@@ -225,7 +225,8 @@ class VerifierSession:
             return base
         if parent in self._aliases:
             return self._aliases[parent]
-        return self.tree.position_under(parent) if parent in self.tree else None
+        above = self.tree.get(parent)
+        return above.position + 1 if above is not None else None
 
     def _ingest(self, node_id: int, parent: int, token: int, base: int) -> None:
         """Take one node in: live, an alias, or dead (rules 11 and 12). Raises ProtocolViolation, instead of taking it,
@@ -237,7 +238,7 @@ class VerifierSession:
         if (depth := position - base + 1) > self.limits.depth:
             limit = f"must be at most {self.limits.depth}"
             raise ProtocolViolation(f"depth of node {node_id} is {depth}, {limit}", field="parent")
-        late, owner = position < len(self.committed), parent if parent in self.tree else ROOT
+        late, owner = position < len(self.committed), ROOT if parent in self._aliases else parent
         if late:
             right = self.committed[position] == token
             if position >= self.unreceived:
@@ -249,9 +250,9 @@ class VerifierSession:
             raise ProtocolViolation(
                 f"token of node {node_id} is {token}, must be another than its siblings'", field="token"
             )
-        if (held := self.held + 1) > self.limits.nodes:
+        if len(self.tree) + len(self._aliases) >= self.limits.nodes:
             limit = f"must be at most {self.limits.nodes}"
-            raise ProtocolViolation(f"nodes held are {held}, {limit}", field="token")
+            raise ProtocolViolation(f"nodes held are {self.held + 1}, {limit}", field="token")
         if late:
             self._aliases[node_id] = position + 1
         else:
@@ -268,7 +269,7 @@ class VerifierSession:
 
     def _seen_at(self, base: int) -> int:
         """Return the greatest `seen` that a device with `base` tokens can have read."""
-        return max((seen for position, seen in self._sent if position <= base), default=0)
+        return next((seen for position, seen in reversed(self._sent) if position <= base), 0)
 
     def _finish_of(self, tokens: Sequence[int]) -> Finish:
         if self.scoring:

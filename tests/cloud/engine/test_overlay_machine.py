@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from session_messages import attach
 from single_walk import verify
 
-from cloud_verifier.engine.nodes import PendingNodes, ProposedTree
+from cloud_verifier.engine.nodes import DEVICE, MergedTree, PendingNodes, ProposedTree
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
@@ -89,7 +89,7 @@ class OverlayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.verifier.may_step)
     @rule(most=st.integers(0, 6), window=st.integers(0, 6), right=st.sampled_from([0.0, 0.5, 1.0]))
     def step(self, most: int, window: int, right: float) -> None:
-        self.nodes.directive = Directive(window_nodes=window, window_depth=window, nodes_per_step=window)
+        self.nodes.follow(Directive(window_nodes=window, window_depth=window, nodes_per_step=window))
         before = self.verifier.position
         self.nodes.drafts = {name: self._proposed(right) for name in ("a", "b")}
         self.nodes.merge_drafts()
@@ -99,7 +99,9 @@ class OverlayMachine(RuleBasedStateMachine):
         verified = verify(batch, lambda row, path: self.truth[before + len(path)], self.verifier.ends)
         assert list(verified.tokens) == self.truth[before : before + len(verified.tokens)]
         known = tuple(self.verifier.committed)
-        own = [(*known, *self.nodes.tree.path(node)) for node in batch.ids if self.nodes.of_device(node)]
+        tree = self.nodes.tree
+        alone = not isinstance(tree, MergedTree)
+        own = [(*known, *tree.path(node)) for node in batch.ids if alone or DEVICE in tree.sources[node]]
         assert self.evaluated.isdisjoint(own)  # no node of the device is evaluated twice
         self.evaluated |= set(own)
         self.nodes.learn(batch, verified)
