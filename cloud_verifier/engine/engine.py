@@ -122,7 +122,7 @@ class Engine:
         self._executor = executor
         scored_rows = max(1, SCORED_BYTES // (4 * executor.capabilities.vocabulary))
         self._budget = replace(self.config.budget, scored_rows=scored_rows)
-        self._profiler = StepProfiler(executor.cost, self.counters)
+        self._profiler = StepProfiler(executor.cost, self.counters, overlaps=executor.overlaps)
         self._overlay = overlay or Overlay(())
         self._acceptance_of = {rule: tenant_acceptance() for rule in RULES}
         """Acceptance rule -> tenant -> acceptance, since other rules accept more."""

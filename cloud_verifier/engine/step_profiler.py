@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -30,11 +31,14 @@ ROUNDS = 3
 class StepProfiler:
     """Times the parts of every step; averages are over steps that prefill nothing.
 
-    cost: what a forward pass costs; it learns from every step.
+    cost: what a step costs, at first its forward pass alone; it learns from every step. overlaps: whether the target
+    computes while the host works, so that two cohorts may pay.
     """
 
-    def __init__(self, cost: StepCost, counters: pb.EngineCounters) -> None:
+    def __init__(self, cost: StepCost, counters: pb.EngineCounters, *, overlaps: bool = False) -> None:
         self.cost = cost
+        self._forward_s = copy.deepcopy(cost) if overlaps else None
+        """What a forward pass alone takes, without the host's work, which `cost` learns too."""
         self.cohorts = 1
         """Of sessions, which step in turn."""
         self._counters = counters
@@ -111,6 +115,8 @@ class StepProfiler:
         count_step(self._counters, parts, rows)
         host_s = sum(parts.get(part, 0.0) for part in ("plan", "verify", "commit"))
         self.cost.observe(rows, sessions, forward_s + host_s)
+        if self._forward_s is not None:
+            self._forward_s.observe(rows, sessions, forward_s)
         if prefilled:
             return
         for part, seconds in parts.items():
@@ -125,14 +131,17 @@ class StepProfiler:
     def cohorts_pay(self, sessions: int) -> bool:
         """Return whether so many sessions get on faster in two cohorts, one computed while the host works for the
         other, than together: two forward passes of half of them, or the host's work if that takes longer, against one
-        forward pass of all and the host's work after it."""
-        if sessions < 2 or not self._sessions.value:
+        forward pass of all and the host's work after it.
+
+        The host's work is kept apart: with it, a size that has not been seen yet would be priced by guess.
+        """
+        if self._forward_s is None or sessions < 2 or not self._sessions.value:
             return False
         each, host_s = self._rows.value / self._sessions.value, sessions * self._host_s.value
         half = -(-sessions // 2)
-        half_forward_s = self.cost.seconds(round(each * half), half) - host_s / 2  # the cost has the host's work in it
-        together_s = self.cost.seconds(round(each * sessions), sessions)
-        return max(2.0 * half_forward_s, host_s) < COHORTS_GAIN * together_s
+        halves_s = 2.0 * self._forward_s.seconds(round(each * half), half)
+        together_s = self._forward_s.seconds(round(each * sessions), sessions) + host_s
+        return max(halves_s, host_s) < COHORTS_GAIN * together_s
 
     @property
     def parts_ms(self) -> dict[str, float]:

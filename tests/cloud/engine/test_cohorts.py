@@ -60,17 +60,22 @@ def next_events(rig: Rig) -> list[Event]:
     [
         ((15e-3, 15e-3), 2e-3, False),  # two forward passes of half the sessions take twice as long
         ((15e-3, 15e-3), 14e-3, False),
+        ((15e-3, 15e-3), 22e-3, True),
         ((15e-3, 15e-3), 40e-3, True),
         ((8e-3, 15e-3), 0.2e-3, False),  # nothing worth hiding
         ((8e-3, 15e-3), 10e-3, True),
     ],
 )
-def test_two_cohorts_pay_by_measured_times(forward_s: tuple[float, float], host_s: float, pays: bool) -> None:
+@pytest.mark.parametrize("seen", ["both", "joint steps alone"])
+def test_two_cohorts_pay_by_measured_times(
+    forward_s: tuple[float, float], host_s: float, pays: bool, seen: str
+) -> None:
     half, whole = 160, 320
-    profiler = StepProfiler(StepCost({half: forward_s[0], whole: forward_s[1]}), new_counters())
+    profiler = StepProfiler(StepCost({half: forward_s[0], whole: forward_s[1]}), new_counters(), overlaps=True)
     assert not profiler.cohorts_pay(64)  # nothing is measured yet
+    steps = ((half, 32, forward_s[0]), (whole, 64, forward_s[1]))
     for _ in range(200):
-        for rows, sessions, seconds in ((half, 32, forward_s[0]), (whole, 64, forward_s[1])):
+        for rows, sessions, seconds in steps if seen == "both" else steps[1:]:
             profiler.begin()
             profiler._current_s |= {"plan": 0.0, "verify": host_s * sessions / 64, "commit": 0.0}
             profiler.record_step(rows=rows, sessions=sessions, tokens=2 * sessions, prefilled=False, forward_s=seconds)
