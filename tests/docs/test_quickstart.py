@@ -1,13 +1,15 @@
-"""Test that the commands of the quickstart and README's Python do what the pages say, on the shared cluster."""
+"""Test that commands of the quickstart and Python of several pages do what the pages say, on the shared cluster."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 
-from pages import blocks
+import pytest
+from pages import ROOT, blocks
 from shared_cluster import Cluster, environment
 
 PAGE = "docs/quickstart.md"
@@ -37,8 +39,24 @@ def test_the_commands_of_the_quickstart_give_a_text_and_show_the_cluster(cluster
 
 def test_the_python_of_the_readme_answers(cluster: Cluster) -> None:
     [python] = blocks("README.md", "python")
-    program = python.replace("127.0.0.1:7700", cluster.address)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(cluster.folder), capture_output=True, text=True
-    )
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert run([sys.executable, "-c", python.replace("127.0.0.1:7700", cluster.address)], cluster).strip()
+
+
+@pytest.mark.parametrize("page", ["docs/sdk.md", "docs/errors.md"])
+def test_the_python_of_a_page_about_the_sdk_runs(page: str, cluster: Cluster) -> None:
+    for python in blocks(page, "python"):
+        if "10.0.0.5" in python:  # it names certificates
+            continue
+        program = re.sub(r'coordinator="[^"]*"(, tls=ClientTls\(\), api_key="KEY")?', "", python).replace("(, ", "(")
+        run([sys.executable, "-c", program], cluster)
+
+
+def test_the_desktop_app_of_the_recipes_answers(cluster: Cluster) -> None:
+    assert run([sys.executable, "-m", "examples.desktop_chat", "What is gravity?"], cluster).strip()
+
+
+def run(command: list[str], cluster: Cluster) -> str:
+    variables = environment(cluster.folder) | {"OUTRIDER_EDGE_COORDINATOR": cluster.address}
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
