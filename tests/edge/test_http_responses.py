@@ -158,7 +158,7 @@ async def test_what_is_wrong_or_not_supported_is_refused_by_name(url: str) -> No
         (item(type="item_reference", id="msg_1"), "input", "input[0] refers to 'msg_1'"),
         (item(type="web_search_call", id="ws_1"), "input[0].type", "'web_search_call'"),
         (item(type="function_call", call_id="1", name="f", arguments="[" * 40 + "]" * 40), "input", "levels"),
-        ({"input": "word " * 20_000}, "input", "prompt"),
+        ({"input": "word " * 20_000}, "input", "100015 characters, must be at most"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format", "'yaml'"),
