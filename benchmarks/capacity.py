@@ -7,8 +7,9 @@ with n-grams and the draft; the coordinator sets speculation lengths.
 `users_at_rate` is how many users each get `--rate` tokens per second, between the rows by linear interpolation; None
 where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
 
-`--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds verifiers that run
-vLLM in that interpreter. With `--step-ms N` a step takes at least N milliseconds, so that rows which it computes anyway
+`--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds a verifier that
+runs vLLM in that interpreter, and vLLM alone, on the verifier's core and without a server, with drafts from its own
+n-grams and without. With `--step-ms N` a step takes at least N milliseconds, so that rows which it computes anyway
 in less cost nothing.
 
 Caveat: devices share the cores that the verifier leaves. Where `devices_busy` is near 1 they could not draft as fast as
@@ -24,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import harness
+from benchmarks.support import harness, vllm_alone
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
 from edge_agent.bench.measure import PROMPTS_IN_A_ROW, Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
-from edge_agent.bench.users import SAMPLED, PromptInput, Users
+from edge_agent.bench.users import SAMPLED, Users
 
 NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 
@@ -45,6 +46,8 @@ class Setting:
 
 
 QUICK = Setting(users=(1, 4), prompts=4, tokens=48)
+VLLM_NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+"""How vLLM drafts by itself."""
 ON_GPU = (1, 8, 32, 64, 128)
 """Numbers of users on a GPU."""
 
@@ -68,7 +71,7 @@ def sites(pair: Pair, vllm_python: Path | None) -> list[Site]:
 
 
 async def measured(
-    site: Site, pair: Pair, setting: Setting, options: Sequence[str], prompts: Sequence[PromptInput], step_ms: float
+    site: Site, pair: Pair, setting: Setting, options: Sequence[str], prompts: Sequence[Sequence[int]], step_ms: float
 ) -> list[dict[str, Any]]:
     """Return the rows of one verifier. options: further ones. prompts: are repeated. step_ms: least time of a step."""
     table = []
@@ -76,11 +79,10 @@ async def measured(
     async with harness.one_verifier(pair, *options, *site.options, throttle=throttle) as cluster:
         cores = sorted(os.sched_getaffinity(0))
         for users in setting.users:
-            count = max(setting.prompts, PROMPTS_IN_A_ROW * users)
             for who, draft in site.drafts.items():
                 common = Users(
                     {"coordinator": cluster.address},
-                    [prompts[0], *(prompts[1 + i % (len(prompts) - 1)] for i in range(count))],
+                    crowd(prompts, setting, users),
                     draft=draft,
                     options=SAMPLED | {"max_tokens": setting.tokens},
                 )
@@ -89,6 +91,39 @@ async def measured(
                 table.append(row(who, found[0]))
                 say(table[-1])
     return table
+
+
+def by_vllm(
+    python: Path, pair: Pair, dtype: str, setting: Setting, prompts: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Return the rows of vLLM alone, which drafts with n-grams of its own."""
+    asked = {users: crowd(prompts, setting, users)[1:] for users in setting.users}
+    available = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {harness.cores()[0]})
+    plain, fast = (
+        vllm_alone.runs(
+            python, pair.target, dtype, asked, setting.tokens, temperature=SAMPLED["temperature"], speculative=own
+        )
+        for own in (None, VLLM_NGRAMS)
+    )
+    os.sched_setaffinity(0, available)
+    return [
+        {
+            "users": users,
+            "drafts": "vLLM alone",
+            NOBODY: rounded(without.tokens_per_s),
+            "tokens_per_s": rounded(own.tokens_per_s),
+            "over_nobody": rounded(own.tokens_per_s / without.tokens_per_s),
+            "acceptance_length": rounded(own.acceptance_length),
+        }
+        for users, without, own in zip(setting.users, plain, fast, strict=True)
+    ]
+
+
+def crowd(prompts: Sequence[Sequence[int]], setting: Setting, users: int) -> list[Sequence[int]]:
+    """Return the prompts of so many users, with the one before that does not count; they repeat for many users."""
+    count = max(setting.prompts, PROMPTS_IN_A_ROW * users)
+    return [prompts[0], *(prompts[1 + i % (len(prompts) - 1)] for i in range(count))]
 
 
 def row(who: str, configuration: Configuration) -> dict[str, Any]:
@@ -135,6 +170,9 @@ async def measure(options: argparse.Namespace) -> None:
         for site in sites(pair, options.vllm_python)
         for row in await measured(site, pair, setting, given, prompts, options.step_ms)
     ]
+    if options.vllm_python is not None:
+        dtype = "float32" if (options.device, options.dtype) == ("cpu", "auto") else options.dtype
+        table += by_vllm(options.vllm_python, pair, dtype, setting, prompts)
     rates: dict[str, dict[int, float]] = {NOBODY: {row["users"]: row[NOBODY] for row in reversed(table)}}
     for one in table:
         rates.setdefault(one["drafts"], {})[one["users"]] = one["tokens_per_s"]

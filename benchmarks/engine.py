@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -36,13 +34,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.support import harness, vllm_generate
+from benchmarks.support import harness, vllm_alone
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.simulated_gpu import idle_share
 from benchmarks.support.stepped_engine import GREEDY, ScriptedDevice, SteppedEngine
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.launcher import HUGE_PAGES
-from outrider.core.errors import Unavailable
 from outrider.core.sampling import SamplingParams
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
@@ -126,23 +123,6 @@ def by_hugging_face(module: Any, prompts: Sequence[Sequence[int]], tokens: int) 
     return time.perf_counter() - begun
 
 
-def by_vllm(python: Path, model: Path, dtype: str, batches: Sequence[Any], tokens: int) -> list[float]:
-    """Return the seconds in which vLLM answers each batch. Raises Unavailable if it does not run."""
-    libraries = [
-        next(iter(sorted(python.parent.parent.glob(f"lib/{n}*"))), None) for n in ("libiomp5.so", "libtcmalloc")
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "LD_PRELOAD": ":".join(str(one) for one in libraries if one)}
-    asked = {"model": str(model.absolute()), "dtype": dtype, "batches": batches, "tokens": tokens}
-    command = [str(python), vllm_generate.__file__]
-    ran = subprocess.run(
-        command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, env=environment, check=False
-    )
-    if ran.returncode:
-        raise Unavailable(f"vLLM in {python} ended with status {ran.returncode}; its error stands above")
-    seconds: list[float] = json.loads(ran.stdout.splitlines()[-1])["seconds"]
-    return seconds
-
-
 def beside(
     engine: SteppedEngine, pair: Pair, prompts: Sequence[Sequence[int]], s: Setting, vllm_python: Path | None
 ) -> list[dict[str, Any]]:
@@ -161,7 +141,11 @@ def beside(
         found["Outrider"].append(min(ours))
         found["Hugging Face"].append(min(theirs))
     if vllm_python is not None:
-        found["vLLM"] = by_vllm(vllm_python, pair.target, engine.model.dtype, batches, s.output)
+        asked = {len(batch): batch for batch in batches}
+        found["vLLM"] = [
+            max(text.delivered_s[-1] for text in run.texts) - min(text.begun_s for text in run.texts)
+            for run in vllm_alone.runs(vllm_python, pair.target, engine.model.dtype, asked, s.output)
+        ]
     names = [f"tokens_per_s_{len(batch)}_at_once" for batch in batches]
     rates = {
         name: [rounded(len(batch) * s.output / each, 1) for batch, each in zip(batches, seconds, strict=True)]
