@@ -128,6 +128,7 @@ def _refusals(where: str) -> Iterator[None]:
 
 
 def _sentence(where: str, error: Exception) -> str:
-    """Return what the library says of an error, without the status line that comes before."""
+    """Return what the library says of an error, without the status line that comes before, and what caused it."""
     said = " ".join(str(error).split("\n\n")[-1].split()) or type(error).__name__
-    return f"{where}: no such path here, and the Hugging Face hub: {clean(said)}"
+    cause = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
+    return f"{where}: no such path here, and the Hugging Face hub: {clean(said)}{cause}"

@@ -19,7 +19,7 @@ def test_up_fetches_the_pair_once_and_serves_it_under_the_id(tmp_path: Path) -> 
         "org/drafts": Repository({"wide.gguf": DRAFT, "narrow.gguf": NARROW}),
     }
     with hub_server(repositories) as hub:
-        variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_ETAG_TIMEOUT": "120"}
         up = ("up", "--listen", "127.0.0.1:0", "--state-dir", tmp_path / "state")
         pair = ("--model", "org/target@main", "--draft", "org/drafts:wide.gguf", "--", *QUICK)
         with running(tmp_path, r"ready: coordinator at (\S+),", "outrider", *up, *pair, **variables) as program:
