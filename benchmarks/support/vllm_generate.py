@@ -13,19 +13,20 @@ import sys
 import time
 from typing import Any
 
-os.environ |= {  # vllm reads them when it is imported
+VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
+"""What vLLM reads when it is imported."""
 KV_BYTES = 2 << 30
 """Memory for keys and values, enough for all requests at once, beside the other engines."""
 
 
 def main() -> None:
+    os.environ |= VARIABLES
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
