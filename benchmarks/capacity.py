@@ -98,15 +98,13 @@ def by_vllm(
 ) -> list[dict[str, Any]]:
     """Return the rows of vLLM alone, which drafts with n-grams of its own."""
     asked = {users: crowd(prompts, setting, users)[1:] for users in setting.users}
-    available = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {harness.cores()[0]})
+    os.sched_setaffinity(0, {harness.cores()[0]})  # to the end, since these rows are the last
     plain, fast = (
         vllm_alone.runs(
             python, pair.target, dtype, asked, setting.tokens, temperature=SAMPLED["temperature"], speculative=own
         )
         for own in (None, VLLM_NGRAMS)
     )
-    os.sched_setaffinity(0, available)
     return [
         {
             "users": users,

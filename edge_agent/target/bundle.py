@@ -116,21 +116,18 @@ class BundleLoader:
         """
         ref = artifact_of(self.description, "draft")
         if ref is None:
-            return self._without_model("the verifier offers no draft model", logging.INFO)
+            log.info("the verifier offers no draft model; n-grams of the text draft")
+            return ngram_draft()
         if self.settings.release_keys:
-            return self._without_model(UNSIGNED, logging.WARNING)
+            return _failed(UNSIGNED)
         try:
             await asyncio.to_thread(library)  # before anything is fetched in vain
         except ImportError as error:
-            return self._without_model(str(error), logging.WARNING)
+            return _failed(str(error))
         try:
             return await load_files(await self._fetched(ref), ref.name, digest(ref))
         except ModelRefused as error:
-            return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
-
-    def _without_model(self, why: str, level: int) -> Draft:
-        log.log(level, "%s; n-grams of the text draft", why)
-        return ngram_draft(why if level > logging.INFO else "")  # to offer no model is no failure
+            return _failed(f"the offered draft cannot be used: {error}")
 
     async def _fetched(self, ref: pb.Artifact) -> Path:
         return await cached(self.cache, ref, self.fetch)
@@ -192,4 +189,10 @@ class BundleLoader:
         except VocabularyMismatch:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
-            return self._without_model(f"the offered draft cannot be fetched: {error}", logging.WARNING)
+            return _failed(f"the offered draft cannot be fetched: {error}")
+
+
+def _failed(why: str) -> Draft:
+    """Return n-grams in the place of an offered draft, with the reason, which is a failure."""
+    log.warning("%s; n-grams of the text draft", why)
+    return ngram_draft(why)

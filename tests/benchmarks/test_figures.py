@@ -19,8 +19,7 @@ import torch
 from benchmarks import window
 from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
-from benchmarks.page import page
-from benchmarks.plot import draw_speedups
+from benchmarks.page import draw_speedups, page
 from benchmarks.support import harness
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
 from benchmarks.support.harness import Pair
