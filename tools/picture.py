@@ -17,6 +17,7 @@ PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "demo.svg"
 COLUMNS = 112
 QUESTIONS = 2
 """So many of the demo's questions are shown."""
+_FONTS_AND_CLIPS = re.compile(r'@font-face \{.*?\}\s*|<clipPath.*?</clipPath>\s*| clip-path="[^"]*"', re.DOTALL)
 
 
 def main() -> int:
@@ -40,10 +41,9 @@ def svg(output: str) -> str:
     legend, *answers = output[output.index("Tokens ") :].split("\n\n>")
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi("\n\n>".join([legend, *answers[:QUESTIONS]]).strip()))
-    # The letters are the reader's own: fonts from elsewhere are not loaded.
-    return re.sub(
-        r"@font-face \{.*?\}\s*", "", console.export_svg(title="outrider demo", unique_id="demo"), flags=re.DOTALL
-    )
+    picture = console.export_svg(title="outrider demo", unique_id="demo")
+    # The letters are the reader's own: fonts from elsewhere are not loaded, and taller letters are not cut off.
+    return _FONTS_AND_CLIPS.sub("", picture)
 
 
 if __name__ == "__main__":
