@@ -298,6 +298,16 @@ class Cluster:
                 self.update(one, "UNCORDON")
 
 
+    @contextlib.contextmanager
+    def window(self, *bounds: object) -> Iterator[None]:
+        """Pin the windows of all sessions."""
+        self.outrider("window", "pin", "--all", *bounds)
+        try:
+            yield
+        finally:
+            self.outrider("window", "lift", "--all")
+
+
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[Cluster]:
     """Run the cluster that the tests share, in a folder of its own."""
