@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PYTHON = os.environ.get("OUTRIDER_VLLM_PYTHON", "")
 VLLM = ("--engine", "vllm", "--engine-python", PYTHON)
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="needs vLLM: make test-vllm")
+NIGHTLY = pytest.mark.skipif("OUTRIDER_NIGHTLY" not in os.environ, reason="nightly in this direction too")
 CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 TOKENS = 96
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
@@ -32,24 +34,24 @@ def vllm(cluster: Cluster) -> Iterator[Program]:
 
 
 @needs_vllm
-@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_text_is_the_targets_own_with_a_draft_and_without(
-    cluster: Cluster, vllm: Program, reference: Reference, settings: dict[str, Any]
+    cluster: Cluster, vllm: Program, reference: Reference
 ) -> None:
     from independent_reference import Sampling
 
+    settings: list[dict[str, Any]] = [{}, SAMPLED]
     # Steps wait for the draft: on a busy machine all of its nodes may be late for a text that is this short.
     with cluster.window("--k", 4, "--depth", 8, "--draft-wait-ms", 500):
-        for draft in ("auto", None):
+        for sampling, draft in itertools.product(settings, ("auto", None)):
             with cluster.client(draft=draft) as client:
-                got = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True, **settings)
+                got = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True, **sampling)
             assert got.statistics.address == vllm.ready
             assert (got.statistics.evaluated > 0) is (draft is not None)
-            assert reference.differences(reference.ids(CODE), got.token_ids, Sampling(**settings)) == []
+            assert reference.differences(reference.ids(CODE), got.token_ids, Sampling(**sampling)) == []
 
 
 @needs_vllm
-@pytest.mark.parametrize("first", ["vllm", "torch"])
+@pytest.mark.parametrize("first", ["vllm", pytest.param("torch", marks=NIGHTLY)])
 def test_a_session_goes_on_at_the_other_engine_with_the_same_tokens(cluster: Cluster, first: str) -> None:
     """The tokens are equal but for ties, since the two engines' logits differ in their last bits."""
     options: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, **SAMPLED}

@@ -94,6 +94,11 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 """Latent attention, and hybrids, none of which vLLM runs on a CPU with draft tokens."""
 
+NIGHTLY = pytest.mark.skipif(
+    "OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: a start of vLLM for each takes long"
+)
+OFTEN = ("llama", "gpt_oss")
+"""Those of SERVED that are not left to the nightly run."""
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
@@ -153,7 +158,7 @@ def serve(folder: Path, **options: Any) -> int:
         core.shutdown()
 
 
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize("kind", [kind if kind in OFTEN else pytest.param(kind, marks=NIGHTLY) for kind in SERVED])
 def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED[kind]())) == ALL
 
@@ -201,6 +206,7 @@ def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
     assert serve(folder, dtype="bfloat16") > ALL // 2
 
 
+@NIGHTLY
 def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED["llama"]()), further={"tensor_parallel_size": 2}) == ALL
 

@@ -297,7 +297,6 @@ class Cluster:
             for one in ids:
                 self.update(one, "UNCORDON")
 
-
     @contextlib.contextmanager
     def window(self, *bounds: object) -> Iterator[None]:
         """Pin the windows of all sessions."""
