@@ -6,7 +6,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,17 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 """Latent attention, and hybrids, none of which vLLM runs on a CPU with draft tokens."""
 
+EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 NIGHTLY = pytest.mark.skipif(
     "OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: a start of vLLM for each takes long"
 )
-OFTEN = ("llama", "gpt_oss")
-"""Those of SERVED that are not left to the nightly run."""
-EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
+OFTEN = ("llama", "gpt_oss", "mamba2")
+"""The kinds that are not left to the nightly run."""
+
+
+def often(kinds: Iterable[str]) -> list[Any]:
+    """Return the kinds as parameters, of which only a few are tried by day."""
+    return [kind if kind in OFTEN else pytest.param(kind, marks=NIGHTLY) for kind in kinds]
 
 
 def _quantise(folder: Path) -> None:
@@ -158,7 +163,7 @@ def serve(folder: Path, **options: Any) -> int:
         core.shutdown()
 
 
-@pytest.mark.parametrize("kind", [kind if kind in OFTEN else pytest.param(kind, marks=NIGHTLY) for kind in SERVED])
+@pytest.mark.parametrize("kind", often(SERVED))
 def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED[kind]())) == ALL
 
@@ -211,13 +216,14 @@ def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Pat
     assert serve(made(tmp_path / "target", SERVED["llama"]()), further={"tensor_parallel_size": 2}) == ALL
 
 
+@NIGHTLY
 def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
     """The check leaves out sequences after draft tokens were accepted: then the first worker needs these tokens."""
     further = {"pipeline_parallel_size": 2}
     assert serve(made(tmp_path / "target", SERVED["llama"]()), further=further) == ALL
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", often(REFUSED))
 def test_a_target_of_this_kind_is_refused_on_a_cpu_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
     latent = kind == "deepseek_v2"
     if latent and torch.cpu._is_amx_tile_supported():
