@@ -280,7 +280,9 @@ def choose(options: Options, step_s: StepSeconds) -> tuple[Ints, float]:
         fair = options.given[:, None] | (options.tokens >= least * lengths_s[:, None, None])
         chosen = np.where(fair, worth, -np.inf).argmax(axis=2)
         tokens, nodes = options.of(chosen)
-        lengths_s = step_s(nodes.sum(axis=1))
+        before_s, lengths_s = lengths_s, step_s(nodes.sum(axis=1))
+        if np.array_equal(before_s, lengths_s):
+            break
     slowest = tokens[:, ~options.given].min(axis=1, initial=np.inf)
     goodput = np.where(slowest >= least * lengths_s, tokens.sum(axis=1) / lengths_s, -np.inf)
     best = int(goodput.argmax()) if goodput.max() > -np.inf else len(PRICES) - 1
@@ -343,7 +345,8 @@ def replay(
     known = np.full((deepest + positions, lanes), np.inf)
     known[:deepest] = 0.0
     window_before = (deepest - depth) * lanes + np.arange(lanes)
-    half, waits, gains = rtt / 2.0, (wait > 0.0) & (rtt <= wait) & (k > 0), bool(server_gain.any())
+    half, to_device, least_draft = rtt / 2.0, 1.0 + rtt / 2.0, np.maximum(draft, 1e-9)
+    waits, gains = (wait > 0.0) & (rtt <= wait) & (k > 0), bool(server_gain.any())
     waiting, most = bool(waits.any()), np.minimum(k, depth)
     first = np.where(draft > 0.0, 1.0, 1e3)  # without drafting time all levels are drafted at once
     counts = [len(history) for history in histories]
@@ -366,16 +369,16 @@ def replay(
             np.copyto(by_server, position + np.floor(owed), where=begins)
             owed -= begins * np.floor(owed)
         in_time = (arrival <= now) & (taken < k)
-        goes_on = in_time & unbroken
-        goes_on &= hits[position]
+        committed = in_time & unbroken
+        goes_on = committed & hits[position]
         # Where the spine of accepted first proposals ends, a step evaluates the levels taken, and if the next is there,
         # that one and those drafted below it since.
-        drafted_since = np.floor(taken + first + (now - arrival) / np.maximum(draft, 1e-9))
+        drafted_since = np.floor(taken + first + (now - arrival) / least_draft)
         step_levels = np.where(in_time, np.minimum(most, drafted_since), taken)
         evaluated += step_levels * (unbroken & ~goes_on)
         steps += begins
-        received = np.add(now, 1.0 + half, out=known[deepest + position])
-        begins = ~(in_time & unbroken) | misses[position]
+        received = np.add(now, to_device, out=known[deepest + position])
+        begins = ~committed | misses[position]
         if gains:
             begins &= by_server <= position
         taken = (taken + 1.0) * goes_on

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,9 +28,9 @@ log = logging.getLogger(__name__)
 MAX_ADDRESS = 255
 MAX_CAPACITY = 4_096
 MAX_REPORTED_TOKENS = 2**40
-DECIDING_S = 1.0
-"""Seconds that a report waits for its turn to have windows decided. After that it is answered without decisions: its
-verifier waits for three seconds in all, and keeps its sessions' windows for longer."""
+PATIENCE_S = 0.25, 2.0
+"""The least and the most seconds that a report waits for its turn to have windows decided. After that it is answered
+without decisions: its verifier waits for three seconds in all, and keeps its sessions' windows for longer."""
 
 
 class RegistryServicer(Servicer, stubs.RegistryServicer):
@@ -39,6 +40,8 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         super().__post_init__()
         self._deciding = asyncio.Lock()
         """Held by the report that is decided on: threads share one processor, so all at once would all be late."""
+        self._decided_s: dict[str, float] = {}
+        """When verifiers were decided about, of those whose next report may have to wait less for it."""
 
     @rpc
     async def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
@@ -100,12 +103,19 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         name = request.verifier_id
         if not self.config.window_control:
             return ()
+        # Where there is not time for all, each waits for as long as its decisions are late: so those about which others
+        # were decided since go first, and all are decided about equally often.
+        interval_s = self.config.report_interval_ms / 1e3
+        late_s = time.monotonic() - self._decided_s.get(name, -math.inf) - interval_s
         try:
-            async with asyncio.timeout(DECIDING_S):
+            async with asyncio.timeout(min(max(PATIENCE_S[0], late_s), PATIENCE_S[1])):
                 await self._deciding.acquire()
         except TimeoutError:
             log.warning("windows of verifier %s are not decided: this coordinator is busy", name)
             return ()
+        now = time.monotonic()
+        since = now - interval_s - PATIENCE_S[1]
+        self._decided_s = {one: at for one, at in self._decided_s.items() if at > since} | {name: now}
         try:
             return await self._decide(request, found)
         except Exception as error:
