@@ -8,9 +8,10 @@ with n-grams and the draft; the coordinator sets speculation lengths.
 where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
 
 `--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds a verifier that
-runs vLLM in that interpreter, and vLLM alone, on the verifier's core and without a server, with drafts from its own
-n-grams and without. With `--step-ms N` a step takes at least N milliseconds, so that rows which it computes anyway
-in less cost nothing.
+runs vLLM in that interpreter, and vLLM alone, on the verifier's core and without a server, on a GPU also with drafts
+from its own n-grams: on CPUs vLLM 0.32 accepts next to no draft tokens at this temperature, and its texts are not the
+target's then. With `--step-ms N` a step takes at least N milliseconds, so that rows which it computes anyway in less
+cost nothing.
 
 Caveat: devices share the cores that the verifier leaves. Where `devices_busy` is near 1 they could not draft as fast as
 devices of their own do, so on two cores the rows with many users show less than there is.
@@ -30,7 +31,7 @@ from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
 from edge_agent.bench.measure import PROMPTS_IN_A_ROW, Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
-from edge_agent.bench.users import SAMPLED, Users
+from edge_agent.bench.users import SAMPLED, Run, Users
 
 NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 
@@ -94,17 +95,20 @@ async def measured(
 
 
 def by_vllm(
-    python: Path, pair: Pair, dtype: str, setting: Setting, prompts: Sequence[Sequence[int]]
+    python: Path, pair: Pair, options: argparse.Namespace, setting: Setting, prompts: Sequence[Sequence[int]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of vLLM alone, which drafts with n-grams of its own."""
+    """Return the rows of vLLM alone, which drafts with n-grams of its own on a GPU."""
+    on_cpu = options.device == "cpu"
+    dtype = "float32" if on_cpu and options.dtype == "auto" else options.dtype
     asked = {users: crowd(prompts, setting, users)[1:] for users in setting.users}
     os.sched_setaffinity(0, {harness.cores()[0]})  # to the end, since these rows are the last
-    plain, fast = (
-        vllm_alone.runs(
-            python, pair.target, dtype, asked, setting.tokens, temperature=SAMPLED["temperature"], speculative=own
-        )
-        for own in (None, VLLM_NGRAMS)
-    )
+
+    def runs(own: Mapping[str, Any] | None) -> list[Run]:
+        sampled = {"temperature": SAMPLED["temperature"], "speculative": own}
+        return vllm_alone.runs(python, pair.target, dtype, asked, setting.tokens, **sampled)
+
+    plain = runs(None)
+    fast = plain if on_cpu else runs(VLLM_NGRAMS)
     return [
         {
             "users": users,
@@ -169,8 +173,7 @@ async def measure(options: argparse.Namespace) -> None:
         for row in await measured(site, pair, setting, given, prompts, options.step_ms)
     ]
     if options.vllm_python is not None:
-        dtype = "float32" if (options.device, options.dtype) == ("cpu", "auto") else options.dtype
-        table += by_vllm(options.vllm_python, pair, dtype, setting, prompts)
+        table += by_vllm(options.vllm_python, pair, options, setting, prompts)
     rates: dict[str, dict[int, float]] = {NOBODY: {row["users"]: row[NOBODY] for row in reversed(table)}}
     for one in table:
         rates.setdefault(one["drafts"], {})[one["users"]] = one["tokens_per_s"]
