@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shared_cluster import Cluster, Program
+from shared_cluster import Cluster, Program, until
 from small_pair import TARGET
 
 if TYPE_CHECKING:
     from independent_reference import Reference
 
+    from edge_agent import Client
+
 PYTHON = os.environ.get("OUTRIDER_VLLM_PYTHON", "")
 VLLM = ("--engine", "vllm", "--engine-python", PYTHON)
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="needs vLLM: make test-vllm")
-NIGHTLY = pytest.mark.skipif("OUTRIDER_NIGHTLY" not in os.environ, reason="nightly in this direction too")
 CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n'
-TOKENS = 96
+TOKENS = 48
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
 
 
@@ -40,18 +41,25 @@ def test_text_is_the_targets_own_with_a_draft_and_without(
     from independent_reference import Sampling
 
     settings: list[dict[str, Any]] = [{}, SAMPLED]
-    # Steps wait for the draft: on a busy machine all of its nodes may be late for a text that is this short.
-    with cluster.window("--k", 4, "--depth", 8, "--draft-wait-ms", 500):
-        for sampling, draft in itertools.product(settings, ("auto", None)):
-            with cluster.client(draft=draft) as client:
+    for sampling, draft in itertools.product(settings, ("auto", None)):
+        with cluster.client(draft=draft) as client:
+
+            def evaluated(sampling: dict[str, Any] = sampling, client: Client = client) -> int:
+                """Ask for a text and compare it; return how many of the draft's tokens vLLM evaluated for it."""
                 got = client.generate(CODE, max_tokens=TOKENS, ignore_eos=True, **sampling)
-            assert got.statistics.address == vllm.ready
-            assert (got.statistics.evaluated > 0) is (draft is not None)
-            assert reference.differences(reference.ids(CODE), got.token_ids, Sampling(**sampling)) == []
+                assert got.statistics.address == vllm.ready
+                assert reference.differences(reference.ids(CODE), got.token_ids, Sampling(**sampling)) == []
+                return got.statistics.evaluated
+
+            if draft is None:
+                assert evaluated() == 0
+            else:
+                until(evaluated)  # the first text may be over before the draft is loaded
 
 
 @needs_vllm
-@pytest.mark.parametrize("first", ["vllm", pytest.param("torch", marks=NIGHTLY)])
+@pytest.mark.skipif("OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: it starts four verifiers")
+@pytest.mark.parametrize("first", ["vllm", "torch"])
 def test_a_session_goes_on_at_the_other_engine_with_the_same_tokens(cluster: Cluster, first: str) -> None:
     """The tokens are equal but for ties, since the two engines' logits differ in their last bits."""
     options: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, **SAMPLED}

@@ -297,15 +297,6 @@ class Cluster:
             for one in ids:
                 self.update(one, "UNCORDON")
 
-    @contextlib.contextmanager
-    def window(self, *bounds: object) -> Iterator[None]:
-        """Pin the windows of all sessions."""
-        self.outrider("window", "pin", "--all", *bounds)
-        try:
-            yield
-        finally:
-            self.outrider("window", "lift", "--all")
-
 
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[Cluster]:
