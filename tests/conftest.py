@@ -39,7 +39,6 @@ LONG = (
     "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",
-    "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",
     "edge/test_http_page.py",
     "coordinator/test_release_evidence.py",

@@ -184,7 +184,8 @@ def test_fused_layers_compute_what_the_models_own_do(norm: type[torch.nn.Module]
         torch.testing.assert_close(module.up_proj(x), up, atol=close, rtol=close)
 
 
-@pytest.mark.parametrize("kind", ["mistral", pytest.param("gpt_oss", marks=NIGHTLY)])
+@NIGHTLY
+@pytest.mark.parametrize("kind", ["mistral", "gpt_oss"])
 def test_a_target_passes_the_numerics_check(kind: str, tiny_directory: Directory) -> None:
     model = TargetModel.load(tiny_directory(kind), dtype="float32", device=str(DEVICE), attention="triton")
     assert model.backend.startswith("triton")
@@ -250,6 +251,7 @@ def both_ways(
     return got, plain
 
 
+@NIGHTLY
 def test_graphs_give_what_a_plain_forward_gives(graphed: tuple[TargetModel, GraphedForward]) -> None:
     model, graphs = graphed
     pool = pool_of(model)
