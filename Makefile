@@ -13,7 +13,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test nightly vllm-environment test-vllm test-clients test-package check quick-tests lint $(LINT) proto reference bench install
+.PHONY: demo test nightly test-vllm test-clients test-package check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 
@@ -35,7 +35,6 @@ test: $(STAMP)
 # The engine's contract and whole programs with vLLM, in an environment of its own.
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-vllm-environment: $(VLLM_STAMP)
 
 $(VLLM_STAMP): $(STAMP) cloud_verifier/vllm_environment.py cloud_verifier/engine/vllm_backend/requirements.txt
 	$(BIN)/python -m cloud_verifier.vllm_environment $(VLLM_VENV)
@@ -43,7 +42,7 @@ $(VLLM_STAMP): $(STAMP) cloud_verifier/vllm_environment.py cloud_verifier/engine
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	touch $@
 
-test-vllm: vllm-environment
+test-vllm: $(VLLM_STAMP)
 	LD_PRELOAD=$$(ls $(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. OUTRIDER_REQUIRE_VLLM=1 \
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
 	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_ADDRESS = 255
 MAX_CAPACITY = 4_096
 MAX_REPORTED_TOKENS = 2**40
-PATIENCE_S = 0.25, 2.0
+PATIENCE_S = 0.25, 1.0
 """The least and the most seconds that a report waits for its turn to have windows decided. After that it is answered
 without decisions: its verifier waits for three seconds in all, and keeps its sessions' windows for longer."""
 
