@@ -19,7 +19,7 @@ import torch
 from benchmarks import window
 from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
-from benchmarks.page import draw_speedups, page
+from benchmarks.page import QUESTIONS, draw_speedups, page
 from benchmarks.support import harness
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
 from benchmarks.support.harness import Pair
@@ -199,9 +199,29 @@ async def test_a_link_delays_each_way_and_holds_a_slow_line_to_its_bandwidth() -
 def test_a_page_of_full_results_has_at_most_200_lines_and_each_tables_first_and_last_rows() -> None:
     machine = {"cores": 2, "cpu": "x"}
     common = {"setting": "Greedy.", "date": "2026-01-01", "commit": "abc", "machine": machine, "details": {"a": 1}}
-    results = {name: common | {"table": [{"row": f"{name} {i}", "rate": 1000.5} for i in range(40)]} for name in NAMES}
-    results["engine"]["beside"] = [{"row": f"beside {i}", "rate": None} for i in range(40)]
+    results = {name: dict(common) for name in NAMES}
+    tables = [one for several in QUESTIONS.values() for one in several]
+    more = {"drafts": "devices", "nobody": "x", "tokens_per_s": "x"}
+    for one in tables:
+        results[one.benchmark][one.rows] = [
+            more | {key: f"{one.benchmark} {key} {i}" for key in one.columns.split()} for i in range(40)
+        ]
     lines = page({name: docstring(name) for name in NAMES}, results).splitlines()
-    assert len(NAMES) == 10 and len(lines) <= 200
-    shown = {f"| {name} {i} | 1,000.5 |" for name in NAMES for i in (0, 39)} | {f"| beside {i} | - |" for i in (0, 39)}
-    assert shown <= set(lines)
+    assert {one.benchmark for one in tables} == {*NAMES} and len(NAMES) == 10
+    assert len(lines) <= 200
+    for one in tables:
+        if one.benchmark != "capacity":
+            rows = {f"| {' | '.join(f'{one.benchmark} {key} {i}' for key in one.columns.split())} |" for i in (0, 39)}
+            assert rows <= {*lines}
+
+
+def test_the_page_has_a_row_for_each_number_of_users_and_a_column_for_each_who_drafts() -> None:
+    rows = [
+        {"users": users, "drafts": who, "nobody": 1000.5, "tokens_per_s": users * factor}
+        for users in (1, 4)
+        for who, factor in (("devices", 20), ("both", 30))
+    ]
+    result = {"table": rows, "setting": "", "date": "", "commit": "", "machine": {"cores": 2, "cpu": "x"}}
+    lines = page({name: docstring(name) for name in NAMES}, {"capacity": result}).splitlines()
+    [head] = [i for i, line in enumerate(lines) if line.startswith("| users |")]
+    assert lines[head + 2 : head + 4] == ["| 1 | 1,000.5 | 20 | 30 |", "| 4 | 1,000.5 | 80 | 120 |"]
