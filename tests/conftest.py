@@ -106,8 +106,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests; with workers, put the long groups first."""
+    """Mark the slow tests, skip those of the night by day; with workers, put the long groups first."""
     for item in items:
+        if (nightly := item.get_closest_marker("nightly")) and "OUTRIDER_NIGHTLY" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason=f"make nightly: {nightly.args[0]}"))
         if file_group(item.nodeid) in LONG:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):

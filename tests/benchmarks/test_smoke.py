@@ -36,6 +36,7 @@ def result_of(*command: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.nightly("`outrider demo` compares the same")
 @pytest.mark.usefixtures("as_before")
 def test_a_user_beside_the_verifier_gets_the_same_text_with_a_draft_and_in_fewer_steps(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -51,7 +52,7 @@ def test_a_user_beside_the_verifier_gets_the_same_text_with_a_draft_and_in_fewer
     assert max(row["acceptance_length"] for row in rows if row["drafts"]) > 1.0
 
 
-@pytest.mark.skipif("OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: it times two engines for a minute")
+@pytest.mark.nightly("it times two engines for a minute")
 def test_the_engine_is_timed_with_its_share_outside_the_model() -> None:
     result = result_of("benchmarks.engine", "--quick", "--models", str(PAIR))
     assert all(0.0 < row["outside_ms"] < row["step_ms"] for row in result["table"])

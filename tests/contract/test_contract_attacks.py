@@ -205,7 +205,10 @@ def tenants(cluster: Cluster) -> dict[str, str]:
     return {name: cluster.update_tenant(name, "CREATE") for name in (*HONEST, "liar")}
 
 
-@pytest.mark.parametrize(("canary_acceptance", "decision"), [(0.3, "rolled back"), (0.75, "stable")])
+@pytest.mark.parametrize(
+    ("canary_acceptance", "decision"),
+    [(0.3, "rolled back"), pytest.param(0.75, "stable", marks=pytest.mark.nightly("the liar does less harm here"))],
+)
 def test_a_tenant_that_lies_about_half_of_the_traffic_decides_no_trial_of_a_draft(
     cluster: Cluster, tmp_path: Path, tenants: dict[str, str], canary_acceptance: float, decision: str
 ) -> None:

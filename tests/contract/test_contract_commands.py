@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -181,9 +180,7 @@ def test_a_cluster_is_measured_with_drafts_and_without(cluster: Cluster, tmp_pat
     assert code == 2 and "3 users need as many prompts" in err
 
 
-@pytest.mark.skipif(
-    "OUTRIDER_NIGHTLY" not in os.environ, reason="CI runs `outrider demo` itself; nightly with this pair"
-)
+@pytest.mark.nightly("CI runs `outrider demo` itself")
 def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluster: Cluster) -> None:
     code, out, err = cluster.run("outrider", "demo", "--model", TARGET, "--draft", DRAFT, timeout_s=600)
     assert code == 0, err

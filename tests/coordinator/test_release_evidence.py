@@ -19,16 +19,16 @@ Sample = tuple[str, bool, float]
 """Tenant, whether it is the canary's, and acceptance."""
 
 
-def sample(rng, is_canary: bool, mean: float, spread: float = 0.1, tenant: str = "t") -> Sample:
-    """Draw a sample: texts differ, with chance added."""
-    text = float(np.clip(rng.normal(mean, spread), 0.0, 1.0)) if spread else mean
-    return tenant, is_canary, int(rng.binomial(PROPOSED, text)) / PROPOSED
+def samples(rng, tenants: Iterable[str], sides: list[bool], means: list[float], spread: float = 0.1) -> list[Sample]:
+    """Draw samples: texts differ, with chance added."""
+    texts = np.clip(rng.normal(means, spread), 0.0, 1.0)
+    return list(zip(tenants, sides, (rng.binomial(PROPOSED, texts) / PROPOSED).tolist(), strict=True))
 
 
-def looks(samples: Iterable[Sample], every: int, needed: int = TRUSTING):
+def looks(drawn: Iterable[Sample], every: int, needed: int = TRUSTING):
     """Weigh after every so many samples, which are taken in step, as the handlers do."""
     tenants: defaultdict[str, Arms] = defaultdict(Arms)
-    for number, (tenant, is_canary, acceptance) in enumerate(samples, 1):
+    for number, (tenant, is_canary, acceptance) in enumerate(drawn, 1):
         arms = tenants[tenant]
         own, other = (arms.canary, arms.stable) if is_canary else (arms.stable, arms.canary)
         if own.samples < IN_STEP * (other.samples + 1):
@@ -38,9 +38,9 @@ def looks(samples: Iterable[Sample], every: int, needed: int = TRUSTING):
             yield evidence.weigh(tenants, needed)
 
 
-def decided(samples: Iterable[Sample], every: int = 30, needed: int = TRUSTING) -> str:
+def decided(drawn: Iterable[Sample], every: int = 30, needed: int = TRUSTING) -> str:
     """Return the decision of a trial that is evaluated so often: "worse", "stable" or ""."""
-    for look in looks(samples, every, needed):
+    for look in looks(drawn, every, needed):
         if look.tenants >= needed and look.log_worse >= LOG_THRESHOLD:
             return "worse"
         if look.tenants >= needed and look.log_better >= LOG_THRESHOLD:
@@ -50,8 +50,8 @@ def decided(samples: Iterable[Sample], every: int = 30, needed: int = TRUSTING) 
 
 def trial(seed: int, canary: float, stable: float, count: int, spread: float = 0.1) -> str:
     rng = np.random.default_rng(seed)
-    sides = [bool(rng.random() < 0.25) for _ in range(count)]
-    return decided(sample(rng, side, canary if side else stable, spread) for side in sides)
+    sides = (rng.random(count) < 0.25).tolist()
+    return decided(samples(rng, ["t"] * count, sides, [canary if side else stable for side in sides], spread))
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.25])
@@ -70,9 +70,9 @@ def mixed(rng, tenants: Mapping[str, float], count: int, canary: float, lies: Ma
     """Draw samples of several tenants, a share of them each, beside a stable draft of 60%. lies: tenant -> what its
     canary seems better by."""
     names = [str(name) for name in rng.choice(list(tenants), p=list(tenants.values()), size=count)]
-    sides = [bool(rng.random() < 0.25) for _ in names]
+    sides = (rng.random(count) < 0.25).tolist()
     means = [(0.6 + lies[n] if n in lies else canary) if s else 0.6 for n, s in zip(names, sides, strict=True)]
-    return [sample(rng, side, mean, 0.1, n) for n, side, mean in zip(names, sides, means, strict=True)]
+    return samples(rng, names, sides, means)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_text_is_the_targets_own_with_a_draft_and_without(
 
 
 @needs_vllm
-@pytest.mark.skipif("OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: it starts four verifiers")
+@pytest.mark.nightly("it starts four verifiers")
 @pytest.mark.parametrize("first", ["vllm", "torch"])
 def test_a_session_goes_on_at_the_other_engine_with_the_same_tokens(cluster: Cluster, first: str) -> None:
     """The tokens are equal but for ties, since the two engines' logits differ in their last bits."""

@@ -95,9 +95,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 """Latent attention, and hybrids, none of which vLLM runs on a CPU with draft tokens."""
 
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
-NIGHTLY = pytest.mark.skipif(
-    "OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: a start of vLLM for each takes long"
-)
+NIGHTLY = pytest.mark.nightly("a start of vLLM for each takes long")
 OFTEN = ("llama", "gpt_oss", "mamba2")
 """The kinds that are not left to the nightly run."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from pathlib import Path
@@ -60,7 +59,7 @@ def record(folder: Path, weights_hash: str) -> int:
     return tokens
 
 
-@pytest.mark.skipif("OUTRIDER_NIGHTLY" not in os.environ, reason="nightly: the contract's tests take a turn daily")
+@pytest.mark.nightly("the contract's tests take a turn daily")
 async def test_the_narrow_draft_learns_sums_and_the_gate_lets_it_pass(tmp_path: Path) -> None:
     hashes = target_hashes(TARGET)
     tokens = record(tmp_path / "traffic", hashes.weights_hash)

@@ -19,6 +19,8 @@ from cloud_verifier.distill.training import trainer as training
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.student import Student
 
+NIGHTLY = pytest.mark.nightly("a training of a variant takes half a minute")
+
 
 def trained(root: Path, name: str = "run", **changes: Any) -> Path:
     """Run a training to its end; return its folder."""
@@ -35,7 +37,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("loss", ["kl", "hybrid"])
+@pytest.mark.parametrize("loss", ["hybrid", pytest.param("kl", marks=NIGHTLY)])
 def test_a_draft_comes_nearer_to_the_target_on_text_it_never_saw(loss: str, tmp_path: Path) -> None:
     run = trained(tmp_path, loss=loss, steps=40, measure_steps=20, learning_rate=1e-2)
     done = json.loads((run / "done.json").read_text())
@@ -72,7 +74,9 @@ def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> N
         training.train(tmp_path / "run")
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "loss": "kl"}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora_rank": 4, "loss": "kl"}, pytest.param({"precision": "bfloat16"}, marks=NIGHTLY)]
+)
 def test_a_run_that_was_stopped_goes_on_from_its_weights_without_any_pickle(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
