@@ -65,10 +65,10 @@ class AsyncClient:
 
     coordinator, verifier: "host:port" of a cluster, or of one verifier instead.
     target: the target's name, where the cluster serves several.
-    draft: "auto" fetches the one that the target's verifiers offer or, where `settings` name publishers to trust, the
-    latest that these have signed, with n-grams until there is one; "ngram" proposes tokens from the text alone; None
-    or "none" drafts nothing; anything else is the path of a GGUF file, or several paths, the best draft first, of
-    drafts that propose tokens together.
+    draft: "auto" takes that of `settings`, by default the one that the target's verifiers offer or, where `settings`
+    name publishers to trust, the latest that these have signed, with n-grams until there is one; "ngram" proposes
+    tokens from the text alone; None or "none" drafts nothing; anything else is the path of a GGUF file, or several
+    paths, the best draft first, of drafts that propose tokens together.
     api_key: the tenant's key, for a coordinator that asks for one.
     tls: speak TLS, trusting these authorities, with a certificate where the cluster asks for one; None is plain text.
     insecure: allow plain text beyond loopback.
@@ -123,6 +123,8 @@ class AsyncClient:
             authorities = None if settings.tls_ca == SYSTEM_CA else settings.tls_ca
             tls = ClientTls(authorities, settings.tls_cert, settings.tls_key)
         cache = Path(settings.cache_dir)
+        if draft == AUTO:
+            draft = settings.draft.split(",") if "," in settings.draft else settings.draft
         self._draft = None if draft in ("", NO_DRAFT) else draft
         self._settings = settings
         self._artifacts = ArtifactStore(cache / "artifacts")
@@ -285,16 +287,17 @@ class AsyncClient:
         try:
             return await self._loaded(self._load_from_verifiers)
         except Unavailable as error:
-            known, why = recall(self._description_file) if offline == "draft_only" else None, error
+            why = error
+            known = recall(self._description_file) if offline == "draft_only" else None
             if known is None:
                 raise
 
-        async def nothing(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
-            for chunk in tuple[bytes, ...]():
+        async def unreachable(content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
+            for chunk in tuple[bytes, ...]():  # none, but it makes this a generator
                 yield chunk
             raise why
 
-        return await self._loaded(lambda: self._load(known, nothing))
+        return await self._loaded(lambda: self._load(known, unreachable))
 
     async def _loaded(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         """Return the bundle; starts `load` unless it is there or loading is under way. Raises what loading raises."""
@@ -302,11 +305,11 @@ class AsyncClient:
         bundle = self._bundle
         if bundle is None:
             if self._loading is None or self._loading.done():
-                self._loading = self._sessions.begin(self._keep(load))
+                self._loading = self._sessions.begin(self._load_and_install(load))
             bundle = await self._sessions.result_of(self._loading)
         return dataclasses.replace(bundle, draft=self._drafts.draft)
 
-    async def _keep(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
+    async def _load_and_install(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         bundle = await load()
         self._drafts.replace(bundle.draft)
         if bundle.draft is not None:

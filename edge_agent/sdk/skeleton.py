@@ -131,8 +131,11 @@ async def begun(
         if options.get(field) not in (None, ""):
             refuse(field, options[field], "left out: a skeleton is written by several requests")  # type: ignore[literal-required]
     last = messages[-1]
-    if last["role"] != "user" or not isinstance(last["content"], str):
-        refuse(f"messages[{len(messages) - 1}].role", last["role"], "user: the last message is what is answered")
+    where = f"messages[{len(messages) - 1}]"
+    if last["role"] != "user":
+        refuse(f"{where}.role", last["role"], "user: the last message is what is answered")
+    if not isinstance(last["content"], str):
+        refuse(f"{where}.content", last["content"], "a string: a skeleton quotes it")
     request = Request.of(**options)
     deadline = Deadline(request.timeout)
     # One seed for all: their prompts differ, and noise is keyed by seed and prompt.

@@ -132,6 +132,15 @@ async def test_loading_that_fails_after_its_only_caller_has_gone_is_no_error_of_
     assert complaints == []
 
 
+@pytest.mark.parametrize(("given", "drafted"), [("auto", ""), ("ngram", "ngram")])
+async def test_the_settings_name_the_draft_where_the_caller_does_not(
+    verifier: FakeVerifier, tmp_path: Path, given: str, drafted: str
+) -> None:
+    settings = EdgeSettings(draft="none")
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=given, settings=settings) as made:
+        assert (await made.generate("x", max_tokens=8)).statistics.draft == drafted
+
+
 def test_a_client_needs_exactly_one_address() -> None:
     for given in ({}, {"coordinator": "a:1", "verifier": "b:2"}):
         with pytest.raises(BadRequest, match="either"):

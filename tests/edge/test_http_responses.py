@@ -208,6 +208,13 @@ async def test_a_response_continues_an_earlier_one_without_its_instructions(says
         assert "sunny" not in prompt_of(verifier) and again.status == "completed"
 
 
+async def test_an_item_is_no_response_to_continue(says: Says) -> None:
+    async with says(TEXT) as (openai, _):
+        first = await openai.responses.create(model="", input="Köln?", tools=[TOOL])
+        with pytest.raises(BadRequestError, match="does not keep"):
+            await openai.responses.create(model="", previous_response_id=first.output[0].id or "", input="And now?")
+
+
 async def test_an_item_may_be_referred_to_as_long_as_its_response_is_kept(says: Says) -> None:
     async with says(TEXT) as (openai, verifier):
         first = await openai.responses.create(model="", input="Köln?", tools=[TOOL])

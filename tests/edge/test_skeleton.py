@@ -18,7 +18,7 @@ from edge_agent.sdk.generation import Deadline
 from edge_agent.sdk.skeleton import titles
 from edge_agent.sdk.types import Timeout
 from edge_agent.target.tokenizer import TargetTokenizer
-from outrider.core.errors import InternalError, TimedOut
+from outrider.core.errors import BadRequest, InternalError, TimedOut
 from outrider.core.protocol.messages import Open
 from outrider.core.protocol.verifier import VerifierSession
 
@@ -70,6 +70,20 @@ async def verifier() -> AsyncIterator[Listening]:
 async def client(verifier: Listening, tmp_path: Path, edge_settings: EdgeSettings) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=edge_settings, retries=0) as made:
         yield made
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "assistant", "content": "Tea?"}, r"messages\[0\].role is 'assistant'"),
+        ({"role": "user", "content": [{"type": "text", "text": "Tea?"}]}, r"messages\[0\].content is"),
+    ],
+)
+async def test_the_last_message_must_be_a_text_of_the_user(
+    client: AsyncClient, message: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(BadRequest, match=field):
+        await client.skeleton([message])
 
 
 async def test_a_point_that_fails_comes_with_its_error_and_the_others_continue(

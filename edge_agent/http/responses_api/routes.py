@@ -27,7 +27,7 @@ from edge_agent.sdk.types import Chunk
 from outrider.core.errors import OutriderError
 
 MAX_STORED = 1000
-"""Most responses that are kept for `previous_response_id`, and items of their outputs that references may mean."""
+"""Most responses that are kept for `previous_response_id`, and items of their outputs that requests may refer to."""
 MAX_STORED_BYTES = 64 << 20
 """Most bytes that they take as JSON, each with the whole conversation before it."""
 STORED_S = 86_400.0
@@ -159,11 +159,10 @@ class ResponseStore:
         found: dict[str, Any] | None = json.loads(data)
         return found
 
-    def remove(self, name: str) -> bool:
-        """Drop an object, and return whether it was kept."""
-        _, data = self._kept.pop(name, (0.0, None))
-        self.bytes -= len(data or b"")
-        return data is not None
+    def remove(self, name: str) -> None:
+        """Drop an object, if it is kept."""
+        _, data = self._kept.pop(name, (0.0, b""))
+        self.bytes -= len(data)
 
     def _drop_aged(self) -> None:
         now = self._clock()
@@ -175,7 +174,7 @@ def _context(body: ResponseRequest, store: ResponseStore) -> list[Item]:
     """Return the items of the conversation that the request continues. Raises ApiError if it is not kept."""
     if (name := body.previous_response_id) is None:
         return []
-    if (found := store.get(name)) is None:
+    if (found := store.get(name)) is None or "response" not in found:
         message = (
             f"previous_response_id is {name[:80]!r}, which this server does not keep, or no longer; send all items"
         )
