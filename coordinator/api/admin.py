@@ -38,7 +38,9 @@ MAX_PER_LEVEL = 16.0
 """Nodes per level of a pinned window."""
 _HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
 _VERIFIER_ACTIONS = {
-    pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
+    pb.VERIFIER_ACTION_CORDON: "cordon",
+    pb.VERIFIER_ACTION_UNCORDON: "uncordon",
+    pb.VERIFIER_ACTION_DRAIN: "drain",
 }
 
 
@@ -87,7 +89,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         after = "", ""
         if request.after:
             last_verifier, _, last_session = request.after.partition("/")
-            after = verifier_id("after", last_verifier), session_id(last_session)
+            after = verifier_id("after", last_verifier), session_id(last_session, "after")
         limit, default_bounds = _limit(request.limit), await self.sessions.default_bounds()
         if request.session_id:
             one = session_id(request.session_id)
@@ -105,7 +107,8 @@ class AdminServicer(Servicer, stubs.AdminServicer):
 
     @rpc
     async def UpdateSession(self, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
-        """End a session for good, or bound its window, or every other session's (""). Raises NotFound or BadRequest."""
+        """End a session for good, or bound its window; without an id, the windows of all sessions without bounds of
+        their own. Raises NotFound or BadRequest."""
         match request.action:
             case pb.SESSION_ACTION_KILL:
                 name = session_id(request.session_id)
@@ -126,7 +129,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
 
     @rpc
     async def ListTenants(self, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
-        after = tenant_name(request.after) if request.after else ""
+        after = tenant_name(request.after, "after") if request.after else ""
         found, following = await self.tenants.listed(after, _limit(request.limit))
         anonymous = await self.authenticator.admits_anybody()
         return pb.ListTenantsResponse(tenants=found, next=following, anonymous=anonymous)
@@ -163,8 +166,8 @@ class AdminServicer(Servicer, stubs.AdminServicer):
     async def _page(
         self, verifier_ids: list[str], tenant: str, after: tuple[str, str], limit: int
     ) -> tuple[list[pb.SessionStatus], str]:
-        """Return a page of the sessions of a tenant ("": of any) on these verifiers, behind (verifier, session), and
-        behind which the next page begins; "" at the end."""
+        """Return a page of the sessions of a tenant ("": of any) on these verifiers, from the one after `after`, and
+        the cursor of the next page; "" at the end."""
         found: list[pb.SessionStatus] = []
         scanned = 0
         for name in verifier_ids:
@@ -192,16 +195,15 @@ def _limits(limits: pb.TenantLimits) -> pb.TenantLimits:
 def _checked(bounds: pb.WindowBounds) -> pb.WindowBounds:
     """Return the bounds. Raises BadRequest for what no window can have."""
     window = bounds.window
-    at_most("bounds.depth", window.depth, MAX_LEVELS)
+    at_most("bounds.window.depth", window.depth, MAX_LEVELS)
     if window.k > window.depth:
-        raise BadRequest.bound(
-            "bounds.k", window.k, f"at most bounds.depth, {window.depth}: a step takes what is there"
-        )
+        most = f"at most bounds.window.depth, {window.depth}: a step takes no more levels than there are"
+        raise BadRequest.bound("bounds.window.k", window.k, most)
     wait_ms, per_level = window.draft_wait_ms, window.nodes_per_level
     if window.HasField("draft_wait_ms") and not 0.0 <= wait_ms <= MAX_DRAFT_WAIT_MS:
-        raise BadRequest.bound("bounds.draft_wait_ms", wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
+        raise BadRequest.bound("bounds.window.draft_wait_ms", wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
     if window.HasField("nodes_per_level") and not 1.0 <= per_level <= MAX_PER_LEVEL:
-        raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
+        raise BadRequest.bound("bounds.window.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
     return bounds
 
 

@@ -146,9 +146,9 @@ class Authenticator:
             )
 
 
-def tenant_name(name: str) -> str:
+def tenant_name(name: str, field: str = "tenant") -> str:
     """Return a valid name of a tenant. Raises BadRequest for any other."""
-    return identifier("tenant", name, MAX_TENANT)
+    return identifier(field, name, MAX_TENANT)
 
 
 def digest(secret: str) -> bytes:

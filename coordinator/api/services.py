@@ -99,9 +99,9 @@ def admission(authenticator: Authenticator, counters: CoordinatorCounters) -> Ad
     return admit
 
 
-def session_id(value: str) -> str:
+def session_id(value: str, field: str = "session_id") -> str:
     """Return a session id that may become part of a key. Raises BadRequest."""
-    return identifier("session_id", value, MAX_SESSION_ID)
+    return identifier(field, value, MAX_SESSION_ID)
 
 
 def verifier_id(field: str, value: str) -> str:

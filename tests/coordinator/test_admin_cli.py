@@ -73,7 +73,7 @@ async def test_more_than_one_answer_holds_are_all_shown(coordinator, outrider, m
         (("sessions", "kill", "nobody"), 3, "outrider sessions list"),
         (("sessions", "list", "--verifier", "v9"), 3, "outrider verifiers list"),
         (("sessions", "list", "--limit", "0"), 2, "must be from 1 to"),
-        (("sessions", "list", "--after", "nonsense"), 2, "session_id"),
+        (("sessions", "list", "--after", "nonsense"), 2, "after"),
         (("sessions", "list", "-o", "xml"), 2, "invalid choice"),
         (("status", "--watch", "0"), 2, "0.1 to 3600"),
         (("window", "show", "nobody"), 3, "outrider sessions list"),
