@@ -1,6 +1,6 @@
 """Print one completion and its statistics.
 
-python -m examples.complete "Question: A bus holds 40 people. How many people do 6 buses hold? Answer:"
+OUTRIDER_EDGE_COORDINATOR=127.0.0.1:7700 python -m examples.complete "Question: What is gravity? Answer:"
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Chat from a program with a GUI: the client has an event loop on a thread of its own.
 
-python -m examples.desktop_chat "What is gravity?"
+OUTRIDER_EDGE_COORDINATOR=127.0.0.1:7700 python -m examples.desktop_chat "What is gravity?"
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Print each token of a completion with its probability, and the likeliest other tokens at its place.
 
-python -m examples.likely
+OUTRIDER_EDGE_COORDINATOR=127.0.0.1:7700 python -m examples.likely
 """
 
 import math

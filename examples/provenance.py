@@ -1,6 +1,6 @@
 """Stream a completion, and print for each chunk how many of its tokens this device's draft proposed.
 
-python -m examples.provenance
+OUTRIDER_EDGE_COORDINATOR=127.0.0.1:7700 python -m examples.provenance
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Print an answer that is written as an outline whose points are expanded side by side, each as it finishes.
 
-python -m examples.skeleton "How does a bicycle stay upright?"
+OUTRIDER_EDGE_COORDINATOR=127.0.0.1:7700 python -m examples.skeleton "How does a bicycle stay upright?"
 
 The answer is another one than `chat` gives: see `changes_answer` of Skeleton.
 """
