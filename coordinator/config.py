@@ -18,7 +18,7 @@ from outrider.settings import Address, Flag, Token
 from outrider.wire.channels import ServerTls
 
 CLOCKS_DIFFER_S = 3_600.0
-"""Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
+"""Seconds by which clocks of Redis, coordinators and verifiers may differ: records are kept this much longer."""
 TICKET_TTL_S = 3_600.0
 """Seconds for which a ticket lets a device attach to a verifier. Nothing else needs a valid ticket, so this bounds the
 use of a stolen one."""
@@ -41,13 +41,13 @@ class CanaryRule(BaseModel, frozen=True, extra="forbid"):
     """Says how devices try a release before all get it."""
 
     share: float = Field(default=0.25, gt=0, lt=1)
-    """Share of the devices: the harm of a bad release, and the speed of the decision."""
+    """Share of the devices: a larger one decides sooner, and harms more if the release is bad."""
     window_s: float = Field(default=3_600.0, gt=0, le=2_592_000)
     tenants: int = Field(default=3, ge=1, le=64)
 
 
 class CoordinatorConfig(BaseSettings):
-    """Settings that a coordinator has. Times end in _ms or _s, their unit; the strings below fields are user docs."""
+    """Settings of the coordinator. Times end in _ms or _s, their unit; the strings below fields are user docs."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_COORDINATOR_",
@@ -95,7 +95,7 @@ class CoordinatorConfig(BaseSettings):
 
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)
     """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each. Five lost
-    reports, or five seconds, end a verifier's lease."""
+    reports end a verifier's lease, but not before five seconds."""
 
     window_control: bool = True
     """Decide each session's speculation window by what verifiers measure; if false, each verifier's setting stands."""

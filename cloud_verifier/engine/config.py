@@ -9,7 +9,7 @@ from cloud_verifier.engine.scheduler import StepBudget
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The limits of what an engine holds and does at once; the process that runs it builds this when it starts."""
+    """Says what an engine holds and does at once; the process that runs it builds this when it starts."""
 
     kv_slots: int = 32_768
     """The most tokens whose keys and values are held, over all sessions."""

@@ -19,7 +19,7 @@ from outrider.core.target_token import Row, argmax, sampled_token, token_of
 from outrider.core.verification import typical_child
 
 LEAST_LOGPROB = -9999.0
-"""Replaces the logarithm of 0, as in OpenAI's API; no loss could use that."""
+"""Replaces the logarithm of 0, as in OpenAI's API; -inf would break a loss."""
 SLICE_BYTES = 8 << 20
 """Size of the float32 logits that are turned into log-probabilities together."""
 FEW = 1024
@@ -99,15 +99,15 @@ class Sampler:
         return token_of(ids, logits[ids], self.params, position_key(self.key, position))
 
     def masks(self, position: int) -> bool:
-        """Return whether filters see only what the constraint allows, so that all tokens tell nothing about one."""
+        """Return whether filters apply to allowed tokens alone, so that no choice among all tokens can be confirmed."""
         return self._filtered and self.constraint is not None and self.constraint.binds(position)
 
     def confirms(self, token: int, position: int, path: Sequence[int], children: Collection[int] = ()) -> bool:
         """Return whether the target's own token among all tokens is surely what `choose` returns.
 
         Typical acceptance may take a child instead, unless one has the token, which must also be the choice among what
-        the constraint allows. Without filters it is if the constraint allows it: the greatest of all scores is the
-        greatest of any part that has it, so that no mask is needed. What filters leave depends on which tokens are
+        the constraint allows. Without filters an allowed token is the choice: the greatest of all scores is
+        the greatest of any part that has it, so that no mask is needed. What filters leave depends on which tokens are
         forbidden. Raises BadRequest if the constraint cannot be followed.
         """
         if self.params.typical is not None and children and token not in children:
@@ -154,7 +154,7 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[
         ids, best, total = top_logprobs(values, top)
         log_probs = torch.cat([own - total, best], dim=1).clamp(LEAST_LOGPROB, 0.0)
         found += (
-            TokenLogprobs(first, tuple(zip(alternatives, rest, strict=True)))
-            for (first, *rest), alternatives in zip(log_probs.tolist(), ids.tolist(), strict=True)
+            TokenLogprobs(own_log_prob, tuple(zip(alternatives, others, strict=True)))
+            for (own_log_prob, *others), alternatives in zip(log_probs.tolist(), ids.tolist(), strict=True)
         )
     return tuple(found)

@@ -56,7 +56,7 @@ class Arm(NamedTuple):
 
     @property
     def variance_of_mean(self) -> float:
-        """Return the variance of the mean, about what is supposed for a single sample while there are few."""
+        """Return the variance of the mean; a sample's is drawn towards PRIOR_VARIANCE while there are few."""
         around_mean = max(0.0, self.squares - self.total * self.mean)
         return (PRIOR_SAMPLES * PRIOR_VARIANCE + around_mean) / (PRIOR_SAMPLES + self.samples) / max(1, self.samples)
 
@@ -86,8 +86,8 @@ def weigh(tenants: Mapping[str, Arms], needed: int) -> pb.ReleaseEvidence:
     needed: tenants that must take part before it decides, since some may lie; 1 trusts every tenant.
     """
     ratios = sorted(arms.log_ratio for arms in tenants.values())
-    # One of several tenants may lie, or less than a quarter: each costs the evidence of an honest one. Of all with
-    # samples, since the first ones with enough could all be liars.
+    # Less than a quarter of the tenants are taken to lie, but at least one: as many extreme ratios are left out. All
+    # with samples count, since the first that have enough could all be liars.
     liars = max(1, (len(ratios) - 1) // 4) if needed > 1 and len(ratios) > 1 else 0
     canary, stable = (_sum([arms[side] for arms in tenants.values()]) for side in (0, 1))
     return pb.ReleaseEvidence(

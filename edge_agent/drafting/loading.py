@@ -1,4 +1,4 @@
-"""Hold a draft in memory: GGUF models that propose tokens together, with sources that need no model or these alone."""
+"""Hold a draft in memory: GGUF models that propose tokens together, sources without a model, or both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 NGRAM = "ngram"
 """Name and release of a draft of n-grams alone."""
 CONTEXT = 4096
-"""Tokens of a context that needs no look at the memory."""
+"""Tokens of a context that is made however much memory is free."""
 WIDTHS = (1, 2, 4, 8)
 """Numbers of nodes for which the duration of a decode is measured."""
 _MEMORY_SHARE = 0.25

@@ -25,7 +25,7 @@ class TypicalAcceptance:
     """
 
     epsilon: float = 0.09
-    """Probability above which a token is accepted whatever the entropy is; at 1 none is."""
+    """Probability above which a token is accepted whatever the entropy is; at 1 only `delta` decides."""
     delta: float = 0.3
     """Share of exp(-H) above which a token is accepted."""
 
@@ -105,7 +105,7 @@ class SamplingParams:
 
     @property
     def filtered(self) -> bool:
-        """Return whether a token's chance depends on how likely the others are."""
+        """Return whether top-k, top-p or min-p may drop tokens."""
         return not self.greedy and bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
 
 

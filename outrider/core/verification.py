@@ -43,7 +43,7 @@ class TreeBatch:
 
 
 def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
-    """Return the batch of the root and the wanted nodes, a set that holds the ancestors of each (rule 13)."""
+    """Return the batch of the root and the wanted nodes, a set with the ancestors of each (docs/protocol.md, 13)."""
     rows, above = {ROOT: 0}, tree.position - 1
     columns: list[tuple[int, int, int, int]] = []
     for node in tree:

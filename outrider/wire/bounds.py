@@ -17,7 +17,7 @@ def at_most(field: str, value: int, most: int) -> None:
 
 
 def text(field: str, value: str, least: int, most: int) -> str:
-    """Return a text that may be shown in logs. Raises BadRequest unless it has so many printable characters."""
+    """Return a text of `least` to `most` printable characters, which logs may show. Raises BadRequest for any other."""
     if not least <= len(value) <= most or not value.isprintable():
         shown = repr(value[:MAX_LABEL]) if len(value) <= most else f"{len(value)} characters long"
         raise BadRequest.bound(field, shown, f"{least} to {most} printable characters")

@@ -1,10 +1,10 @@
 """Train a draft, or heads, by the plan in a run's folder (`plan.json`, `TrainingPlan`), with transformers' Trainer.
 
 The run writes `checkpoint/` there, and at its end `model/` (a Hugging Face folder with the mean of the best weights and
-the base's; `heads.safetensors` if heads were trained) and `done.json`. Its validation overlap is that of the best
-weights alone: the sum over tokens of min(p, q), with the target's p and the draft's q, as a mean over positions and
-then over classes. After a kill `train` goes on from the last checkpoint: its weights, its step, its time. The
-optimizer's averages begin anew there, and the rate rises from zero as at first.
+the base's; `heads.safetensors` if heads were trained) and `done.json`. The validation overlap in `done.json` is that of
+the best weights alone: the sum over tokens of min(p, q), with the target's p and the draft's q, as a mean over
+positions and then over classes. After a kill `train` goes on from the last checkpoint: its weights, its step, its time.
+The optimizer's averages begin anew there, and the rate rises from zero as at first.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def train(folder: Path, stop: Callable[[], bool] = lambda: False) -> bool:
 def _finish(folder: Path, plan: TrainingPlan, trainer: DraftTrainer) -> None:
     """Write the resulting model, and `done.json` last."""
     student, best = load_student(plan), trainer.state.best_global_step or 0
+    # Adapters, and heads that begin at random, have no weights of the base to be averaged with.
     share = 0.0 if plan.lora_rank or (plan.heads is not None and not plan.base.is_file()) else plan.base_share
     if best:  # otherwise nothing was better than the base
         weights = load_file(folder / CHECKPOINTS / f"checkpoint-{best}" / SAFE_WEIGHTS_NAME)
@@ -123,9 +124,9 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         plan = self._plan
         return min(1.0, step / plan.steps if plan.steps is not None else self.seconds / (60 * (plan.minutes or 0.0)))
 
-    def rate(self, steps: int) -> float:
-        """Return the learning rate, from 0 to 1, after so many steps of this process: warm-up, then constant, then
-        linear decay to zero."""
+    def rate_factor(self, steps: int) -> float:
+        """Return the factor of the learning rate, from 0 to 1, after so many steps of this process: warm-up, then
+        constant, then linear decay to zero."""
         plan, left = self._plan, 1 - self.progress(self._step + steps)
         warmup = min(1.0, (steps + 1) / plan.warmup_steps) if plan.warmup_steps else 1.0
         return warmup * (min(1.0, left / plan.decay_share) if plan.decay_share else 1.0)
@@ -208,7 +209,7 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
         return (mean, {"sums": sums}) if return_outputs else mean
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = LambdaLR(self.optimizer, self.run.rate)
+        self.lr_scheduler = LambdaLR(self.optimizer, self.run.rate_factor)
         return self.lr_scheduler
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -243,11 +244,11 @@ def collate(texts: Sequence[Text]) -> dict[str, Tensor]:
 
 
 def passes_of(texts: Sequence[Text], plan: TrainingPlan) -> tuple[int, int]:
-    """Return the texts of a forward pass, by the longest text, and the passes of a step, by the mean labels of one."""
+    """Return the texts of a forward pass and the passes of a step, so that a step has about `batch_tokens` labels."""
     longest = max(len(text.tokens) for text in texts) - 1
-    step = min(len(texts), plan.batch_tokens * len(texts) / sum(text.label_count for text in texts))
-    passes = math.ceil(step / max(1, plan.micro_tokens // longest))
-    return max(1, round(step / passes)), passes
+    texts_per_step = min(len(texts), plan.batch_tokens * len(texts) / sum(text.label_count for text in texts))
+    passes = math.ceil(texts_per_step / max(1, plan.micro_tokens // longest))
+    return max(1, round(texts_per_step / passes)), passes
 
 
 def overlaps(texts: Sequence[Text], sums: Any) -> dict[str, float]:

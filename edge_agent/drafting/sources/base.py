@@ -113,7 +113,7 @@ class DraftSource(Protocol):
         """Return for each node, in their order, the proposals for its children, best first; none where they are not
         wanted.
 
-        A model evaluates each node of a session once. The node's parent was expanded before, is the root, or comes
-        before it in this call, where it has no other child. A model that has no room for the nodes raises Overloaded,
+        A model evaluates each node of a session once. Its parent is the root, was expanded before, or stands before it
+        in this call, and then has no other child in the call. A model that has no room for the nodes raises Overloaded,
         with nothing changed: it is asked again after the next commit, and the other sources go on.
         """

@@ -155,7 +155,7 @@ def plan_of(**changes: Any) -> TrainingPlan:
 def test_the_rate_rises_holds_and_falls_to_nothing(tmp_path: Path) -> None:
     plan = plan_of(steps=100, warmup_steps=10, decay_share=0.5)
     run = training.RunCallback(tmp_path, plan, lambda: False)
-    rates = [run.rate(step) for step in range(101)]
+    rates = [run.rate_factor(step) for step in range(101)]
     assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
     assert rates[10:50] == [1.0] * 40
     assert rates[75] == pytest.approx(0.5) and rates[100] == 0.0
@@ -163,4 +163,4 @@ def test_the_rate_rises_holds_and_falls_to_nothing(tmp_path: Path) -> None:
 
     (tmp_path / training.PROGRESS).write_text('{"step": 70, "seconds": 1.0}')
     resumed = training.RunCallback(tmp_path, plan, lambda: False)
-    assert [resumed.rate(step) for step in (0, 5, 30)] == pytest.approx([0.06, 0.3, 0.0])
+    assert [resumed.rate_factor(step) for step in (0, 5, 30)] == pytest.approx([0.06, 0.3, 0.0])
