@@ -71,13 +71,15 @@ class Chat:
                 async for chunk in stream:
                     text += chunk.text
                     self._show(chunk.text, chunk.verified)
+            if not stream.completion.verified:
+                return "You are offline: a small model on this computer wrote this."
+            return "The answer was cut short." if stream.completion.finish_reason == "length" else ""
         except OutriderError as error:
             logging.warning("an answer failed: %r", error)  # its text is for you, not for your users
             return words_for(error)
         finally:
             if text:  # the next question may be about an answer that was stopped, too
                 self._history = [*messages, {"role": "assistant", "content": text}]
-        return ""
 
 
 def words_for(error: OutriderError) -> str:
@@ -102,10 +104,10 @@ def main() -> None:
 
     chat = Chat(AsyncClient(offline="draft_only"), show, ended.put)
     chat.ask(" ".join(sys.argv[1:]) or "What is gravity?")
-    problem = ended.get()
+    said = ended.get()
     print()
+    print(said, file=sys.stderr)
     chat.close()
-    raise SystemExit(problem or None)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def window(verifier: Threaded, tmp_path: Path, give_up_after: Callable[[float], 
 
 def test_an_answer_is_shown_and_is_the_history_of_the_next(window: Window, verifier: Threaded) -> None:
     window.chat.ask("x")
-    assert window.done.get(timeout=WAIT_S) == ""
+    assert window.done.get(timeout=WAIT_S) == "The answer was cut short."
     shown = window.texts()
     assert "".join(text for text, _ in shown).startswith(TEXT) and all(verified for _, verified in shown)
     window.chat.ask("and now?")
@@ -78,7 +78,7 @@ def test_without_a_verifier_the_draft_writes_and_its_text_is_marked(window: Wind
     window.chat._history.clear()
     verifier.kill()
     window.chat.ask("x")
-    assert window.done.get(timeout=WAIT_S) == ""
+    assert window.done.get(timeout=WAIT_S).startswith("You are offline")
     assert {verified for _, verified in window.texts()} == {False}
 
 
