@@ -89,7 +89,7 @@ def weigh(tenants: Mapping[str, Arms], needed: int) -> pb.ReleaseEvidence:
     # Less than a quarter of the tenants are taken to lie, but at least one: as many extreme ratios are left out. All
     # with samples count, since the first that have enough could all be liars.
     liars = max(1, (len(ratios) - 1) // 4) if needed > 1 and len(ratios) > 1 else 0
-    canary, stable = (_sum([arms[side] for arms in tenants.values()]) for side in (0, 1))
+    canary, stable = _sum([arms.canary for arms in tenants.values()]), _sum([arms.stable for arms in tenants.values()])
     return pb.ReleaseEvidence(
         canary_samples=canary.samples,
         stable_samples=stable.samples,
