@@ -81,3 +81,17 @@ def test_with_time_for_three_of_five_reports_no_verifier_waits_for_more_than_thr
     ]
     assert max(waits) <= 3.0 * INTERVAL_S
     assert sum(map(len, deciding.decided.values())) > 0.95 * seconds / deciding.seconds
+
+
+def test_callers_have_as_much_time_to_themselves_as_deciding_made_them_wait(simulated: asyncio.Runner) -> None:
+    class Contended(Deciding):
+        async def _decide(self, request: pb.ReportRequest, found: Any) -> Any:
+            await super()._decide(request, found)
+            self._rest_s = 0.3
+
+    async def decided_s() -> list[float]:
+        deciding = Contended(0.1)
+        await asyncio.gather(*map(deciding.report, ("v0", "v1", "v2")))
+        return [at for times in deciding.decided.values() for at in times]
+
+    assert simulated.run(decided_s()) == pytest.approx([0.1, 0.5, 0.9])
