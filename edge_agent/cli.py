@@ -216,8 +216,7 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
 
-    draft = settings.draft.split(",") if "," in settings.draft else settings.draft
-    return AsyncClient(draft=draft, settings=settings, **defaults)
+    return AsyncClient(settings=settings, **defaults)
 
 
 def _options(args: argparse.Namespace) -> Options:
