@@ -43,7 +43,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         self._decided_s: dict[str, float] = {}
         """When verifiers were decided about, of those whose next report may have to wait less for it."""
         self._rest_s = 0.0
-        """Seconds that follow the last decisions before others are made."""
+        """Seconds after the last decisions in which no others are made."""
 
     @rpc
     async def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
@@ -143,7 +143,7 @@ class RegistryServicer(Servicer, stubs.RegistryServicer):
         decisions, seconds = await asyncio.to_thread(decide)
         # A thread that had to wait for the interpreter made callers wait, too. They come next: a late opening costs its
         # user a first token, a late decision some speed.
-        self._rest_s = max(0.0, time.monotonic() - begun - seconds)
+        self._rest_s = min(max(0.0, time.monotonic() - begun - seconds), PATIENCE_S[0])
         self.counters.count_decisions(decisions, seconds)
         await self.sessions.set_decisions(name, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
