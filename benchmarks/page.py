@@ -48,7 +48,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Shown(NamedTuple):
-    """What the page shows of a benchmark's result."""
+    """Says which rows and columns of a benchmark's result the page shows."""
 
     benchmark: str
     columns: str
@@ -56,7 +56,7 @@ class Shown(NamedTuple):
     rows: str = "table"
     """Key of the rows in the result."""
     prepared: Callable[[Rows], Rows] = list
-    """What is done to the rows before."""
+    """Returns the rows that are shown of these."""
 
 
 def _drafted(rows: Rows) -> Rows:
@@ -98,7 +98,6 @@ QUESTIONS = {
 """Question -> what answers it."""
 HEADINGS = {
     "way": "who drafts",
-    "differing": "other than without drafts, or than the reference's",
     "ended": "ended by themselves",
     "invalid": "invalid of these",
     "undrafted_ms": "ms a token without drafts",
