@@ -4,8 +4,7 @@ Users generate at the same time, each on a device of its own, at temperature 0.8
 `outrider bench`. `tokens_per_s` and `nobody` are tokens per second of all users together with drafts and without, while
 all of them run. The verifier computes on one core, the coordinator and all devices on the others. `verifier` drafts
 with n-grams and the draft; the coordinator sets speculation lengths.
-`users_at_rate` is how many users each get `--rate` tokens per second, between the rows by linear interpolation; None
-where even the last row has more. `degenerate` counts texts that end in a loop, which any draft predicts.
+One user is in benchmarks.window. `degenerate` counts texts that end in a loop, which any draft predicts.
 
 `--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds a verifier that
 runs vLLM in that interpreter, and vLLM alone, on the verifier's core and without a server, on a GPU also with drafts
@@ -29,7 +28,7 @@ from typing import Any
 from benchmarks.support import harness, vllm_alone
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
-from edge_agent.bench.measure import PROMPTS_IN_A_ROW, Configuration, Plan, run_plan
+from edge_agent.bench.measure import Configuration, Plan, run_plan
 from edge_agent.bench.report import rows
 from edge_agent.bench.users import SAMPLED, Run, Users
 
@@ -40,10 +39,10 @@ NOBODY, VERIFIER, DEVICES, BOTH = "nobody", "verifier", "devices", "both"
 class Setting:
     """Set how much is measured."""
 
-    users: tuple[int, ...] = (1, 4, 16, 32)
-    prompts: int = 12
-    """Prompts of each row, but at least as many as its users take in a row."""
-    tokens: int = 96
+    users: tuple[int, ...] = (4, 16)
+    prompts: int = 24
+    """Prompts of each row, but three of each user at least, since some answers are short."""
+    tokens: int = 64
 
 
 QUICK = Setting(users=(1, 4), prompts=4, tokens=48)
@@ -124,7 +123,7 @@ def by_vllm(
 
 def crowd(prompts: Sequence[Sequence[int]], setting: Setting, users: int) -> list[Sequence[int]]:
     """Return the prompts of so many users, with the one before that does not count; they repeat for many users."""
-    count = max(setting.prompts, PROMPTS_IN_A_ROW * users)
+    count = max(setting.prompts, 3 * users)
     return [prompts[0], *(prompts[1 + i % (len(prompts) - 1)] for i in range(count))]
 
 
@@ -143,22 +142,6 @@ def row(who: str, configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def users_at(rate: float, row: Mapping[int, float]) -> float | None:
-    """Return how many users each get `rate` tokens per second; None if the last row's still get more.
-
-    row: users -> tokens per second of all. Between two rows the rate of each user is taken to fall linearly.
-    """
-    before: tuple[int, float] | None = None
-    for users, tokens_per_s in sorted(row.items()):
-        each = tokens_per_s / users
-        if each < rate:
-            if before is None:
-                return 0.0
-            return before[0] + (users - before[0]) * (before[1] - rate) / (before[1] - each)
-        before = users, each
-    return None
-
-
 async def measure(options: argparse.Namespace) -> None:
     pair = Pair.of(options)
     setting = QUICK if options.quick else Setting()
@@ -166,7 +149,7 @@ async def measure(options: argparse.Namespace) -> None:
     if options.device != "cpu":
         setting = setting if options.quick else Setting(users=ON_GPU)
         given += ["--kv-slots", "262144", "--max-sessions", str(max(setting.users))]
-    prompts = list(harness.prompts(options, pair, 1 + max(setting.prompts, min(64, 2 * max(setting.users)))).values())
+    prompts = list(harness.prompts(options, pair, 1 + max(setting.prompts, min(64, 3 * max(setting.users)))).values())
     table = [
         row
         for site in sites(pair, options.vllm_python)
@@ -174,16 +157,11 @@ async def measure(options: argparse.Namespace) -> None:
     ]
     if options.vllm_python is not None:
         table += by_vllm(options.vllm_python, pair, options, setting, prompts)
-    rates: dict[str, dict[int, float]] = {NOBODY: {row["users"]: row[NOBODY] for row in reversed(table)}}
-    for one in table:
-        rates.setdefault(one["drafts"], {})[one["users"]] = one["tokens_per_s"]
     harness.finish(
         options,
         f"Tokens per second at temperature 0.8, at most {setting.tokens} tokens a text, target on {options.device}"
         f" (dtype {options.dtype}), at least {options.step_ms:g} ms a step.",
         table,
-        rate=options.rate,
-        users_at_rate={who: rounded(users_at(options.rate, by_users), 1) for who, by_users in rates.items()},
     )
 
 
@@ -192,7 +170,6 @@ def main(argv: list[str] | None = None) -> None:
     harness.add_target_options(parser)
     harness.add_vllm_option(parser)
     parser.add_argument("--step-ms", type=float, default=0.0, help="least time of a step of the target (default: 0)")
-    parser.add_argument("--rate", type=float, default=20.0, help="tokens per second that each user shall get")
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))
 

@@ -137,7 +137,7 @@ class System:
             "fresh_tokens": 1,
             "training_options": json.dumps(
                 {
-                    "threads": harness.CORES,
+                    "threads": len(harness.CORES),
                     "minutes": self._setting.train_minutes,
                     **self._setting.training,
                     **self._setting.dataset,
@@ -318,7 +318,7 @@ class Measured:
     def _gain(self, name: str, base: str, sampling: str, domain: str) -> dict[str, Any]:
         old, new = self._runs[base, sampling, domain], self._runs[name, sampling, domain]
         texts = [self._text(domain, text) for text in old.texts if text.turn == 0]
-        alone = compare(self._drafts[name], self._drafts[base], texts, harness.CORES)
+        alone = compare(self._drafts[name], self._drafts[base], texts, len(harness.CORES))
         positions, count = int(alone.positions.sum()), len(alone.positions)
         before, after = alone.incumbent[:, 2], alone.candidate[:, 2]  # steps with the tree
         drawn = np.random.default_rng(0).integers(count, size=(1_000, count))
@@ -409,8 +409,8 @@ async def measure(options: argparse.Namespace) -> None:
     harness.finish(
         options,
         f"{recorded[TENANT]} recorded tokens of {min(setting.requests, len(domains.questions))} questions and"
-        f" {recorded[OTHER]} of other chats, {setting.train_minutes:g} minutes of training on {harness.CORES} cores, up"
-        f" to {setting.heldout} prompts a domain, {setting.heldout_tokens} tokens each.",
+        f" {recorded[OTHER]} of other chats, {setting.train_minutes:g} minutes of training on"
+        f" {len(harness.CORES)} cores, up to {setting.heldout} prompts a domain, {setting.heldout_tokens} tokens each.",
         measured.rows,
         gains=gains,
         recorded_tokens=recorded,

@@ -49,7 +49,7 @@ SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
 class Setting:
     """Set how much is measured."""
 
-    rtts_ms: tuple[float, ...] = (0.0, 50.0, 150.0)
+    rtts_ms: tuple[float, ...] = (0.0, 50.0)
     prompts: int = 40
     tokens: int = 64
     short: int = 26

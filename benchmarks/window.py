@@ -3,11 +3,12 @@
 The target takes at least `--step-ms` a step, as a larger one does, and the device is `rtt_ms` away. `none` is tokens
 per second without drafts; every other column is the speed over it, as the median of each text's own ratio, from the
 first token on, at temperature 0.8. `fixed 4` is a speculation length that never changes, under a coordinator that
-leaves it alone. With `adaptive` the coordinator sets the length from the measured acceptance, distance and load. In
-these the device drafts, and the verifier's n-grams join it with `adaptive`. With `verifier` the verifier drafts, by
-n-grams and the GGUF draft, and with `both` both do. `rounds` is calculated: a device that sends a tree and waits for
-the answer before it drafts again gets as many tokens as the best fixed length nearest to the verifier, for a step and a
-round trip. Its drafting is taken to cost nothing. `--users N` lets N users run at the same time.
+leaves it alone, and is only run at the nearest. With `adaptive` the coordinator sets the length from the measured
+acceptance, distance and load. In these the device drafts, and the verifier's n-grams join it with `adaptive`. With
+`verifier` the verifier drafts, by n-grams and the GGUF draft, and with `both` both do. `rounds` is calculated: a device
+that sends a tree and waits for the answer before it drafts again gets as many tokens as the best fixed length nearest
+to the verifier, for a step and a round trip. Its drafting is taken to cost nothing. `--users N` lets N users run at the
+same time.
 
 `--fleet` simulates verifiers of 20 and of 100 sessions instead, which needs no model: tokens per second of the
 coordinator's lengths over none, the slowest session over its own speed without speculation, and the share of a bound
@@ -22,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ class Site:
     arms: Mapping[str, str | None]
     options: tuple[str, ...] = ()
     fixed: int | None = None
-    """The speculation length that never changes."""
+    """The speculation length that never changes; its arms are only run at the nearest distance."""
 
     @contextlib.asynccontextmanager
     async def running(self, pair: Pair, step_ms: float) -> AsyncIterator[Cluster]:
@@ -99,40 +99,44 @@ def row(rtt_ms: float, runs: Mapping[str, Run], in_rounds: float) -> dict[str, A
     return {"rtt_ms": rtt_ms, NONE: rounded(runs[NONE].rate, 1)} | {arm: rounded(ratio) for arm, ratio in over.items()}
 
 
-async def runs_at(
-    site: Site, pair: Pair, setting: Setting, prompts: Sequence[Sequence[int]], options: argparse.Namespace
+async def runs_of(
+    places: Sequence[Site], pair: Pair, setting: Setting, prompts: Sequence[Sequence[int]], options: argparse.Namespace
 ) -> Cells:
-    """Run all arms of one verifier at every distance."""
+    """Run all arms at one distance before those at the next, so that what is compared ran at about the same time."""
     found: Cells = {}
     requests = SAMPLED | {"max_tokens": setting.tokens}
-    cores = sorted(os.sched_getaffinity(0))[1:]
-    async with site.running(pair, options.step_ms) as cluster:
-        users = Users({"coordinator": cluster.address}, prompts, count=options.users, options=requests)
+    async with contextlib.AsyncExitStack() as stack:
+        running = [(site, await stack.enter_async_context(site.running(pair, options.step_ms))) for site in places]
         for rtt_ms in setting.rtts_ms:
-            for arm, draft in site.arms.items():
-                asked = replace(users, draft=draft, rtt_ms=rtt_ms, options=requests | {"speculation": arm != NONE})
-                one = found[rtt_ms, arm] = await run_users(asked, cores)
-                say(f"{arm}, {rtt_ms:g} ms: {one.rate:.1f} tokens/s, {one.acceptance_length:.2f} a step")
+            for site, cluster in running:
+                if site.fixed is not None and rtt_ms != min(setting.rtts_ms):
+                    continue  # what rounds would gain is calculated from the nearest
+                users = Users({"coordinator": cluster.address}, prompts, count=options.users, rtt_ms=rtt_ms)
+                for arm, draft in site.arms.items():
+                    asked = replace(users, draft=draft, options=requests | {"speculation": arm != NONE})
+                    one = found[rtt_ms, arm] = await run_users(asked, harness.CORES[1:])
+                    say(f"{arm}, {rtt_ms:g} ms: {one.rate:.1f} tokens/s, {one.acceptance_length:.2f} a step")
     return found
 
 
 async def live(options: argparse.Namespace, setting: Setting) -> None:
-    """Measure real devices at a throttled verifier."""
+    """Measure real devices at throttled verifiers."""
     pair = Pair.of(options)
     prompts = list(harness.prompts(options, pair, 1 + setting.prompts).values())
-    runs: Cells = {}
-    for site in (places := sites(pair, setting)):
-        runs |= await runs_at(site, pair, setting, prompts, options)
-    in_rounds = max(runs[min(setting.rtts_ms), f"fixed {length}"].acceptance_length for length in setting.fixed)
-    arms = [arm for site in places for arm in site.arms]
+    runs = await runs_of(sites(pair, setting), pair, setting, prompts, options)
+    by_rtt = {rtt_ms: {arm: run for (at, arm), run in runs.items() if at == rtt_ms} for rtt_ms in setting.rtts_ms}
+    nearest = by_rtt[min(setting.rtts_ms)]
+    in_rounds = max(nearest[f"fixed {length}"].acceptance_length for length in setting.fixed)
     harness.finish(
         options,
         f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {setting.prompts} prompts at"
         f" temperature 0.8, at most {setting.tokens} tokens each.",
-        [row(rtt_ms, {arm: runs[rtt_ms, arm] for arm in arms}, in_rounds) for rtt_ms in setting.rtts_ms],
+        [row(rtt_ms, found, in_rounds) for rtt_ms, found in by_rtt.items()],
         acceptance_length={
-            arm: {f"{rtt_ms:g}": rounded(runs[rtt_ms, arm].acceptance_length) for rtt_ms in setting.rtts_ms}
-            for arm in arms
+            arm: {
+                f"{rtt_ms:g}": rounded(found[arm].acceptance_length) for rtt_ms, found in by_rtt.items() if arm in found
+            }
+            for arm in nearest
         },
         degenerate=sum(one.degenerate for one in runs.values()),
         texts_unlike_undrafted=sum(differing(one.texts, runs[rtt_ms, NONE].texts) for (rtt_ms, _), one in runs.items()),

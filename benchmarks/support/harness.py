@@ -49,7 +49,7 @@ LOOPBACK = ("--listen", "127.0.0.1:0")
 """Options of a coordinator that listens on a free port of this machine."""
 PACKAGES = ("torch", "transformers", "llama-cpp-python", "grpcio")
 """Packages whose versions decide figures."""
-CORES = len(os.sched_getaffinity(0))
+CORES = tuple(sorted(os.sched_getaffinity(0)))
 """CPUs that this process had when it began, before it is kept on one."""
 REFUSED = 2
 """Exit status of a benchmark that cannot run with these options or on this machine."""
@@ -232,7 +232,7 @@ def machine() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
     return {
         "cpu": ", ".join([cpu, *(shown for flag, shown in extensions.items() if flag in flags)][:2]),
-        "cores": CORES,
+        "cores": len(CORES),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "versions": versions,
     }
@@ -365,10 +365,9 @@ async def verifiers(coordinator: str) -> list[coordinator_pb2.VerifierStatus]:
 
 def cores() -> tuple[int, int]:
     """Return one core for the verifier and another for the device. Raises BadRequest if there is only one."""
-    available = sorted(os.sched_getaffinity(0))
-    if len(available) < 2:
-        raise BadRequest(f"this benchmark needs two cores, got {len(available)}", field="cores")
-    return available[0], available[1]
+    if len(CORES) < 2:
+        raise BadRequest(f"this benchmark needs two cores, got {len(CORES)}", field="cores")
+    return CORES[0], CORES[1]
 
 
 def rotated(items: Sequence[T], turn: int) -> list[T]:

@@ -55,9 +55,9 @@ class AdminServicer(Servicer, stubs.AdminServicer):
     async def ListVerifiers(self, request: pb.ListVerifiersRequest) -> pb.ListVerifiersResponse:
         """Return one verifier, or a page of all. Raises NotFound."""
         limit = _limit(request.limit)
-        after = verifier_id("after", request.after) if request.after else ""
+        after = verifier_id(request.after, "after") if request.after else ""
         ids, wanted = [*await self.verifiers.fleet()], request.verifier_id
-        if wanted and verifier_id("verifier_id", wanted) not in ids:
+        if wanted and verifier_id(wanted) not in ids:
             raise _no_verifier(wanted)
         following = [name for name in ids if name > after and wanted in ("", name)]
         return pb.ListVerifiersResponse(
@@ -75,7 +75,7 @@ class AdminServicer(Servicer, stubs.AdminServicer):
         action = _VERIFIER_ACTIONS.get(request.action)
         if action is None:
             raise BadRequest.bound("action", request.action, "CORDON, UNCORDON or DRAIN")
-        name = verifier_id("verifier_id", request.verifier_id)
+        name = verifier_id(request.verifier_id)
         if not await self.verifiers.update(name, action, keep_ms=CORDON_MS):
             raise _no_verifier(name)
         log.info("%s of verifier %s by an operator", action, name)
@@ -84,12 +84,12 @@ class AdminServicer(Servicer, stubs.AdminServicer):
     @rpc
     async def ListSessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         """Return one session that holds a place, or a page of them by verifier and id. Raises NotFound."""
-        of_verifier = verifier_id("verifier_id", request.verifier_id) if request.verifier_id else ""
+        of_verifier = verifier_id(request.verifier_id) if request.verifier_id else ""
         tenant = tenant_name(request.tenant) if request.tenant else ""
         after = "", ""
         if request.after:
             last_verifier, _, last_session = request.after.partition("/")
-            after = verifier_id("after", last_verifier), session_id(last_session, "after")
+            after = verifier_id(last_verifier, "after"), session_id(last_session, "after")
         limit, default_bounds = _limit(request.limit), await self.sessions.default_bounds()
         if request.session_id:
             one = session_id(request.session_id)

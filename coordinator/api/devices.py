@@ -91,7 +91,7 @@ class CoordinatorServicer(Servicer, stubs.CoordinatorServicer):
         """
         at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
         at_most("last_epoch", request.last_epoch, MAX_EPOCH)
-        failed = frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers)
+        failed = frozenset(verifier_id(name, "failed_verifiers") for name in request.failed_verifiers)
         claims = self._owner(request)
         floor = max(request.last_epoch, claims.epoch_last)
         return await self._place(replace(claims, epoch_last=floor, api_key_id=CALLER.get().api_key_id), failed=failed)

@@ -162,4 +162,4 @@ def _identified(request: pb.RegisterRequest | pb.ReportRequest | pb.DeregisterRe
     """Return the verifier's id. Raises BadRequest for a senseless id or instance."""
     if request.instance == 0:
         raise BadRequest.bound("instance", 0, "a random number other than 0, new at each start")
-    return verifier_id("verifier_id", request.verifier_id)
+    return verifier_id(request.verifier_id)

@@ -104,6 +104,6 @@ def session_id(value: str, field: str = "session_id") -> str:
     return identifier(field, value, MAX_SESSION_ID)
 
 
-def verifier_id(field: str, value: str) -> str:
+def verifier_id(value: str, field: str = "verifier_id") -> str:
     """Return a verifier id that may become part of a key. Raises BadRequest."""
     return identifier(field, value, MAX_VERIFIER_ID)

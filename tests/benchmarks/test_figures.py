@@ -18,7 +18,6 @@ import torch
 
 from benchmarks import window
 from benchmarks.__main__ import NAMES, docstring
-from benchmarks.capacity import users_at
 from benchmarks.page import QUESTIONS, draw_speedups, page
 from benchmarks.support import harness
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
@@ -94,13 +93,6 @@ def test_a_prompt_that_is_too_long_is_dropped_and_counted(monkeypatch: pytest.Mo
     assert options.measured["prompts"] == {"file": "p.jsonl", "asked": 4, "too_long": 1}
     with pytest.raises(BadRequest, match=r"p\.jsonl has 0 prompts of at most 9 tokens, must have 1"):
         harness.prompts(options, pair, 1, most=9)
-
-
-def test_users_at_a_rate_lie_between_the_rows() -> None:
-    row = {1: 100.0, 4: 200.0, 8: 160.0}  # 100, 50 and 20 tokens per second for each user
-    assert users_at(35.0, row) == 6.0
-    assert users_at(150.0, row) == 0.0
-    assert users_at(10.0, row) is None
 
 
 def test_the_reference_notices_a_wrong_token_and_an_output_that_ends_early() -> None:
