@@ -67,15 +67,15 @@ REFUSED = 3
 class Setting:
     """Set how much is measured."""
 
-    requests: int = 1_000
-    tokens: int = 192
+    requests: int = 400
+    tokens: int = 128
     """Tokens of a request, at most."""
-    chats: int = 400
+    chats: int = 150
     """Requests of others."""
     train_minutes: float = 8.0
     heldout: int = 20
     """Prompts to measure with, of each domain; of chats as many as there are."""
-    heldout_tokens: int = 128
+    heldout_tokens: int = 64
     devices: int = 8
     """Devices that change their draft."""
     training: Mapping[str, Any] = field(default_factory=dict)
