@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wheels = llama_wheel(python) if NEEDS_LLAMA & set(options.extras) else None
         extras = ",".join(options.extras)
         what = [f"{options.wheel}[{extras}]"] if options.wheel else ["-e", f"{ROOT}[{extras}]"]
-        install = [*pip(python, "install"), "-c", str(CONSTRAINTS), *what]
+        # Python compiles what is imported, a small part of torch and transformers; all of them take longer than all else.
+        install = [*pip(python, "install"), "--no-compile", "-c", str(CONSTRAINTS), *what]
         if wheels is not None:
             install += ["--find-links", str(wheels)]
         run("install the Python packages (1 to 5 minutes, mostly torch)", install, activity=pip_activity)
