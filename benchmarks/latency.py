@@ -51,7 +51,7 @@ class Setting:
 
     rtts_ms: tuple[float, ...] = (0.0, 50.0)
     prompts: int = 40
-    tokens: int = 64
+    tokens: int = 48
     short: int = 26
     """Prompts of `--short`."""
     fixed: tuple[int, ...] = (2, 4, 8)

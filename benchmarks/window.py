@@ -43,7 +43,7 @@ Cells = dict[tuple[float, str], Run]
 class Setting:
     """Set how much is measured."""
 
-    rtts_ms: tuple[float, ...] = (1.0, 50.0, 100.0, 200.0)
+    rtts_ms: tuple[float, ...] = (1.0, 50.0, 150.0)
     fixed: tuple[int, ...] = (4,)
     prompts: int = 40
     tokens: int = 40

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wheels = llama_wheel(python) if NEEDS_LLAMA & set(options.extras) else None
         extras = ",".join(options.extras)
         what = [f"{options.wheel}[{extras}]"] if options.wheel else ["-e", f"{ROOT}[{extras}]"]
-        # Python compiles what is imported, a small part of torch and transformers; all of them take longer than all else.
+        # Python compiles what it imports, a small part of torch and transformers, which take a minute as a whole.
         install = [*pip(python, "install"), "--no-compile", "-c", str(CONSTRAINTS), *what]
         if wheels is not None:
             install += ["--find-links", str(wheels)]
