@@ -308,7 +308,7 @@ def max_min(capacity: int, appetites: list[int]) -> list[int]:
     return shares
 
 
-@settings(max_examples=50 if os.environ.get("OUTRIDER_NIGHTLY") else 5)
+@settings(max_examples=50 if os.environ.get("OUTRIDER_NIGHTLY") else 3)
 @given(st.integers(1, 8), st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(0, 2**32))
 def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simulations, capacity, appetites, seed):
     unhurried = mock.patch.object(sessions, "ATTACH_GRACE_MS", 600_000)  # a busy machine takes its time

@@ -1,4 +1,4 @@
-"""Run 5,000 random schedules, or 50,000 at night: delays, losses, reconnects, failovers, zombies, ties and cancels."""
+"""Run 3,000 random schedules, or 50,000 at night: delays, losses, reconnects, failovers, zombies, ties and cancels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator import Scenario, World, run_schedule
 
 from outrider.core.protocol.messages import SessionLimits
 
-CHUNKS = 50 if os.environ.get("OUTRIDER_NIGHTLY") else 5
+CHUNKS = 50 if os.environ.get("OUTRIDER_NIGHTLY") else 3
 SCHEDULES_PER_CHUNK = 1_000
 EVERY_CORNER = {
     "a Commit overlapped",

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from fake_verifier import FakeVerifier
+from ports import unused_port
 
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import SessionLimits
@@ -40,7 +41,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     async def __aenter__(self) -> FakeCoordinator:
         self._server = server()
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{bind(self._server, f'127.0.0.1:{unused_port()}')}"
         await self._server.start()
         return self
 

@@ -15,7 +15,7 @@ from schemathesis import GenerationMode
 from edge_agent import Client, EdgeSettings
 from edge_agent.http.serve import serving
 
-EXAMPLES = 15
+EXAMPLES = 10
 SHORT = 4
 """So few tokens that a request ends soon: the handling before them is under test."""
 

@@ -104,10 +104,10 @@ def test_no_node_of_the_verifiers_takes_a_row_that_a_devices_is_worth_more_for(
     """Rows are dear, and the source is right once in three: devices that are right get as much as without it."""
     monkeypatch.setattr(StepProfiler, "between_s", 0.0)  # the speed of this machine decides nothing
     cost = StepCost({1: 0.003, 2: 0.004, 2000: 2.002})
+    prompts = {f"s{i}": prompt_of(12 + i) for i in range(12)}
+    expected = {name: reference("llama").generate(one, 120, ignore_eos=True) for name, one in prompts.items()}
     found = {}
     for sources in (False, True):
-        prompts = {f"s{i}": prompt_of(12 + i) for i in range(12)}
-        expected = {name: reference("llama").generate(one, 120, ignore_eos=True) for name, one in prompts.items()}
         steady = StepCost(cost.table())
         steady.observe = lambda rows, sessions, seconds: None  # type: ignore[method-assign]
         source = Knowing(expected, right=0.35)

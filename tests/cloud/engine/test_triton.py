@@ -117,7 +117,7 @@ class Step:
     [
         pytest.param((20, 2, 16), Scoring(0.3), marks=NIGHTLY),
         ((6, 2, 12), Scoring(0.3, window=70, softcap=5.0)),
-        ((6, 2, 12), Scoring(0.3, sinks=torch.linspace(-2, 4, 6))),
+        pytest.param((6, 2, 12), Scoring(0.3, sinks=torch.linspace(-2, 4, 6)), marks=NIGHTLY),
     ],
     ids=["groups of 10", "softcap and window", "sinks"],
 )
