@@ -27,9 +27,8 @@ INSTALL_VLLM = (
 LIMITS = SessionLimits(nodes=64, depth=32, in_flight=128, run_ahead=64)
 """What a session may use. More ids may be in flight than nodes are held, so that dead ones do not stall a distant
 device."""
-WINDOW = Directive(window_nodes=48, window_depth=24, min_acceptance=0.1)
-"""What a device drafts until the coordinator decides, beside what `engine_args` says. `min_acceptance` rises while the
-verifier is busy."""
+WINDOW = Directive(window_nodes=48, window_depth=24)
+"""What a device drafts until the coordinator decides, beside what `engine_args` says."""
 
 
 class EngineArgs(BaseModel, frozen=True, extra="allow"):
@@ -180,7 +179,6 @@ class VerifierConfig(BaseSettings):
         if given.nodes_per_step:
             directive.CopyFrom(WINDOW)
             directive.nodes_per_step, directive.draft_wait_ms = given.nodes_per_step, given.draft_wait_ms
-        directive.min_acceptance = WINDOW.min_acceptance
         return directive
 
     @property

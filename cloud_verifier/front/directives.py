@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import LEAST_ACCEPTANCE, Directive, SessionLimits
 
 SEND_FACTOR = 0.5
 """Least acceptance probability of a node that a device sends, over that of a node that is evaluated: a node that is
@@ -73,7 +73,7 @@ class DirectiveState:
         return bounded
 
     def _min_acceptance(self, load: float) -> float:
-        return max(self.own.min_acceptance, SEND_FACTOR * max(self._base.min_acceptance, load))
+        return max(LEAST_ACCEPTANCE, SEND_FACTOR * max(self._base.min_acceptance, load))
 
 
 def _copy(directive: Directive) -> Directive:

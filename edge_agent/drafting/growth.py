@@ -12,7 +12,7 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.protocol.messages import LEAST_ACCEPTANCE, Directive, SessionLimits
 from outrider.core.tree import Node
 
 DEFAULT_STEP_S = 0.010
@@ -21,16 +21,12 @@ _SPINE_FLOOR = 2
 """The greedy spine is kept to this depth whatever its acceptance, so that a wrong calibration can be corrected."""
 _WAIT_GAIN = 2.0
 """Waiting must gain at this multiple of the current rate, since nodes that arrive during a step are not lost."""
-_LEAST_ACCEPTANCE = 0.1
-"""Lower bound of `min_acceptance`. A node costs three to four bytes up and, if it is evaluated, a row of a step. At 0.1
-that costs as many bytes for each accepted node as a whole token does. With 0.12 a token cost 1.3 bytes less, and steps
-committed 4% fewer tokens at a round trip of 20 ms."""
 _PROBE_STEPS, _PROBE_S = 4, 0.25
 """Where no step evaluates nodes, one message in so many steps, and in so many seconds, is enough: such nodes only
 measure acceptance, and each message costs the verifier's front what a few rows cost its engine."""
 _EARLY = 0.25
 """Fraction of a step by which a message should arrive before the next step: steps and links vary."""
-_SIBLINGS = 3
+_SIBLINGS = 4
 """Most children that are proposed for a node, unless the target evaluates fewer."""
 _DRAFT_WAIT_SHARE = 0.6
 """Fraction of the verifier's draft wait that drafting may use; the rest is left for the way to the verifier."""
@@ -66,7 +62,7 @@ class SpeculationPlan:
             nodes=min(directive.window_nodes, limits.nodes),
             depth=min(directive.window_depth, limits.depth),
             nodes_per_step=directive.nodes_per_step,
-            min_acceptance=max(directive.min_acceptance, _LEAST_ACCEPTANCE),
+            min_acceptance=max(directive.min_acceptance, LEAST_ACCEPTANCE),
             draft_wait_s=directive.draft_wait_ms / 1000 if waits else 0.0,
             step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
             siblings=min(_SIBLINGS, limits.children or _SIBLINGS),
