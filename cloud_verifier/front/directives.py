@@ -13,7 +13,8 @@ SEND_FACTOR = 0.5
 held gains when a commit passes through its parent. With a factor of 1, 16 devices of a verifier on one core got 1.45
 tokens a step; with 0 they got 1.63 at the same speed, and drafted a third more. This is between."""
 CHANGE = 0.25
-"""Share by which step time or `min_acceptance` must have changed before a device gets a new directive."""
+"""Share by which step time or `min_acceptance` must have changed before a device gets a new directive, the latter by
+LEAST_ACCEPTANCE at least."""
 DIRECTIVE_TTL_S = 10.0
 """Seconds for which a directive of the coordinator holds: it repeats each one every second while it means it."""
 
@@ -55,11 +56,10 @@ class DirectiveState:
 
     def outdated(self, step_ms: float, min_acceptance: float) -> bool:
         """Return whether the device plans with a step time or a threshold that is off by more than a quarter."""
-        sent = self._sent
-        threshold_changed = (
-            abs(self._min_acceptance(min_acceptance) - sent.min_acceptance) > CHANGE * sent.min_acceptance
-        )
-        return threshold_changed or abs(step_ms - sent.step_ms) > CHANGE * sent.step_ms
+        sent, threshold = self._sent, self._min_acceptance(min_acceptance)
+        if abs(threshold - sent.min_acceptance) > max(LEAST_ACCEPTANCE, CHANGE * sent.min_acceptance):
+            return True
+        return abs(step_ms - sent.step_ms) > CHANGE * sent.step_ms
 
     def _set_base(self, directive: Directive) -> Directive | None:
         bounded = _copy(directive)

@@ -26,7 +26,7 @@ _PROBE_STEPS, _PROBE_S = 4, 0.25
 measure acceptance, and each message costs the verifier's front what a few rows cost its engine."""
 _EARLY = 0.25
 """Fraction of a step by which a message should arrive before the next step: steps and links vary."""
-_SIBLINGS = 4
+_SIBLINGS = 3
 """Most children that are proposed for a node, unless the target evaluates fewer."""
 _DRAFT_WAIT_SHARE = 0.6
 """Fraction of the verifier's draft wait that drafting may use; the rest is left for the way to the verifier."""

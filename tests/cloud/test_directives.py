@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloud_verifier.front.directives import CHANGE, DIRECTIVE_TTL_S, DirectiveState
 from outrider.core.protocol.messages import LEAST_ACCEPTANCE, Directive, SessionLimits
 
-OWN = Directive(window_nodes=48, window_depth=24, nodes_per_step=10, min_acceptance=0.1, draft_wait_ms=8)
+OWN = Directive(window_nodes=48, window_depth=24, nodes_per_step=10, draft_wait_ms=8)
 LIMITS = SessionLimits(nodes=50, depth=30)
 
 
@@ -29,7 +29,8 @@ def test_a_load_that_has_changed_little_is_not_sent():
         assert session.outdated(step_ms, min_acceptance)
     session.set_directive(Directive(window_nodes=4, window_depth=4, nodes_per_step=4))
     assert session.next(10.0, 0.001).min_acceptance == LEAST_ACCEPTANCE
-    assert not session.outdated(10.0, 0.03), "a device would not notice"
+    assert not session.outdated(10.0, 0.07), "a device would hardly notice"
+    assert session.outdated(10.0, 0.09)
 
 
 def test_the_coordinators_word_holds_for_a_while_and_then_the_settings():

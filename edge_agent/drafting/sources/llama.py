@@ -15,7 +15,7 @@ from outrider.core.tree import ROOT
 from outrider.llama import TreeContext
 
 PROPOSALS = 4
-"""Children that are proposed per node, as many as the drafter adds at most."""
+"""Children that are proposed per node; the drafter adds fewer."""
 
 
 class LlamaSource:
