@@ -2,7 +2,7 @@
 
     python -m benchmarks                      list all
     python -m benchmarks all --quick          run all, for at most two minutes each
-    python -m benchmarks all                  run all in full: at most two hours
+    python -m benchmarks all                  run all in full, in about two hours
     python -m benchmarks latency capacity     run some
     python -m benchmarks page                 write docs/benchmarks.md from benchmarks/results
 

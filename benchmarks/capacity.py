@@ -4,7 +4,7 @@ Users generate at the same time, each on a device of its own, at temperature 0.8
 `outrider bench`. `tokens_per_s` and `nobody` are tokens per second of all users together with drafts and without, while
 all of them run. The verifier computes on one core, the coordinator and all devices on the others. `verifier` drafts
 with n-grams and the draft; the coordinator sets speculation lengths.
-One user is in benchmarks.window. `degenerate` counts texts that end in a loop, which any draft predicts.
+What one user gets is in benchmarks.window. `degenerate` counts texts that end in a loop, which any draft predicts.
 
 `--device cuda` runs the target on a GPU, `--dtype bfloat16` in 16 bits. `--vllm-python PATH` adds a verifier that
 runs vLLM in that interpreter, and vLLM alone, on the verifier's core and without a server, on a GPU also with drafts

@@ -31,7 +31,7 @@ emulated, and nobody else uses the machine. Both sides of a comparison run in th
 | acceptance rate | share of evaluated draft tokens that were accepted |
 | speed-up | over the same service without speculation |
 
-**Reproduce.** `python -m benchmarks NAME` runs one, `--quick` in about two minutes, in full in at most twenty,
+**Reproduce.** `python -m benchmarks NAME` runs one, `--quick` in about two minutes, in full in about twenty,
 `distill` in 30. `python -m benchmarks all` runs all of them and writes their results to `benchmarks/results`.
 `--models` takes another target's folder or its id on the hub, `--draft` its draft, and `--prompts FILE` other
 prompts, also of Spec-Bench, MT-bench, HumanEval, GSM8K or ShareGPT. `--help` describes each method.

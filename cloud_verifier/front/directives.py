@@ -13,8 +13,8 @@ SEND_FACTOR = 0.5
 held gains when a commit passes through its parent. With a factor of 1, 16 devices of a verifier on one core got 1.45
 tokens a step; with 0 they got 1.63 at the same speed, and drafted a third more. This is between."""
 CHANGE = 0.25
-"""Share by which step time or `min_acceptance` must have changed before a device gets a new directive, the latter by
-LEAST_ACCEPTANCE at least."""
+"""Share by which step time or `min_acceptance` must have changed before a device gets a new directive. Changes of the
+latter by less than LEAST_ACCEPTANCE are not sent, since a device would hardly notice them."""
 DIRECTIVE_TTL_S = 10.0
 """Seconds for which a directive of the coordinator holds: it repeats each one every second while it means it."""
 
@@ -55,7 +55,7 @@ class DirectiveState:
         return self._sent
 
     def outdated(self, step_ms: float, min_acceptance: float) -> bool:
-        """Return whether the device plans with a step time or a threshold that is off by more than a quarter."""
+        """Return whether the device plans with a step time or a threshold that has changed by more than CHANGE."""
         sent, threshold = self._sent, self._min_acceptance(min_acceptance)
         if abs(threshold - sent.min_acceptance) > max(LEAST_ACCEPTANCE, CHANGE * sent.min_acceptance):
             return True
@@ -73,7 +73,7 @@ class DirectiveState:
         return bounded
 
     def _min_acceptance(self, load: float) -> float:
-        return max(LEAST_ACCEPTANCE, SEND_FACTOR * max(self._base.min_acceptance, load))
+        return SEND_FACTOR * max(self._base.min_acceptance, load)
 
 
 def _copy(directive: Directive) -> Directive:

@@ -39,7 +39,7 @@ def test_a_plan_never_exceeds_the_sessions_limits() -> None:
     assert SpeculationPlan.of(directive, SessionLimits(), waits=False).draft_wait_s == 0.0
 
 
-def test_where_rows_cost_nothing_a_node_still_has_to_pay_for_its_bytes() -> None:
+def test_where_rows_cost_nothing_a_node_still_needs_the_least_acceptance() -> None:
     assert SpeculationPlan.of(Directive(min_acceptance=0.001), SessionLimits()).min_acceptance == LEAST_ACCEPTANCE
 
 
