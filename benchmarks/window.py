@@ -1,14 +1,14 @@
 """Compare speculation lengths by the distance of the device: none, fixed, adaptive, and who drafts.
 
-The target takes at least `--step-ms` a step, as a larger one does, and the device is `rtt_ms` away. `none` is tokens
-per second without drafts; every other column is the speed over it, as the median of each text's own ratio, from the
-first token on, at temperature 0.8. `fixed 4` is a speculation length that never changes, under a coordinator that
-leaves it alone, and is only run at the nearest. With `adaptive` the coordinator sets the length from the measured
-acceptance, distance and load. In these the device drafts, and the verifier's n-grams join it with `adaptive`. With
-`verifier` the verifier drafts, by n-grams and the GGUF draft, and with `both` both do. `rounds` is calculated: a device
-that sends a tree and waits for the answer before it drafts again gets as many tokens as the best fixed length nearest
-to the verifier, for a step and a round trip. Its drafting is taken to cost nothing. `--users N` lets N users run at the
-same time.
+The target takes at least `--step-ms` a step, as a larger one does, by default so long that also a slow core computes
+the rows of a tree meanwhile, and the device is `rtt_ms` away. `none` is tokens per second without drafts; every other
+column is the speed over it, as the median of each text's own ratio, from the first token on, at temperature 0.8. `fixed
+4` is a speculation length that never changes, under a coordinator that leaves it alone, and is only run at the nearest.
+With `adaptive` the coordinator sets the length from the measured acceptance, distance and load. In these the device
+drafts, and the verifier's n-grams join it with `adaptive`. With `verifier` the verifier drafts, by n-grams and the GGUF
+draft, and with `both` both do. `rounds` is calculated: a device that sends a tree and waits for the answer before it
+drafts again gets as many tokens as the best fixed length nearest to the verifier, for a step and a round trip. Its
+drafting is taken to cost nothing. `--users N` lets N users run at the same time.
 
 `--fleet` simulates verifiers of 20 and of 100 sessions instead, which needs no model: tokens per second of the
 coordinator's lengths over none, the slowest session over its own speed without speculation, and the share of a bound
@@ -153,7 +153,7 @@ def simulated(options: argparse.Namespace, setting: Setting) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("window", __doc__)
-    parser.add_argument("--step-ms", type=float, default=30.0, help="least time of a step of the target")
+    parser.add_argument("--step-ms", type=float, default=150.0, help="least time of a step of the target")
     parser.add_argument("--users", type=int, default=1, help="users at the same time")
     parser.add_argument("--fleet", action="store_true", help="simulate verifiers with many sessions instead")
     options = parser.parse_args(argv)
