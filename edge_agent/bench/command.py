@@ -240,5 +240,5 @@ async def _first_token_s(client: AsyncClient, new: PromptInput) -> float:
     """Return the time to the first token of a prompt that is new to the verifier."""
     from edge_agent.bench.users import User, Users
 
-    [first] = await User(Users({}, [new], options={"max_tokens": 1}, warm=0), 0, client).run(None)
+    [first] = await User(Users({}, [new], options={"max_tokens": 1}, warm=0), 0, client).run(iter([0]), None)
     return first.first_token_s

@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Users:
     device: Mapping[str, Any]
     """Settings of each device, over those of the environment; with the address of a coordinator or a verifier."""
     prompts: Sequence[PromptInput]
-    """Those after the first `warm` are shared: of `count` users the first has the 1st, the (count + 1)th and so on."""
+    """Those after the first `warm` are shared: a user who is done takes the next one of its process."""
     count: int = 1
     draft: str | None = None
     """As the setting `draft` of a device; None for none."""
@@ -60,6 +60,11 @@ class Users:
     """Whether the verifier reads all prompts before, so that each first token is that of a known one."""
     warm: int = 1
     """Prompts, the first ones, that each new device answers before, uncounted, to learn how good its draft is."""
+
+    def prompts_of(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers of the prompts that users with these numbers share, at least one for each."""
+        shared = range(self.warm, len(self.prompts))
+        return sorted(prompt for one in numbers for prompt in shared[one :: self.count] or [shared[one % len(shared)]])
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,10 @@ class Process:
             await asyncio.to_thread(sys.stdin.readline)
             began, cpu_s = time.monotonic(), time.process_time()
             until = None if users.seconds is None else began + users.seconds
-            running = [self._user(users, number).run(until) for number in range(first, users.count, every)]
+            numbers = range(first, users.count, every)
+            prompts = users.prompts_of(numbers)
+            queue = iter(prompts) if until is None else itertools.cycle(prompts)
+            running = [self._user(users, number).run(queue, until) for number in numbers]
             texts = [asdict(text) for found in await asyncio.gather(*running) for text in found]
             taken = {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu_s}
             print(json.dumps({"texts": texts} | taken), flush=True)
@@ -299,23 +307,18 @@ class User:
 
     async def read(self) -> None:
         """Let the verifier read the first turn of each prompt of the user."""
-        for prompt in self._own():
+        for prompt in self.users.prompts_of([self.number]):
             options = {**self.users.options, "max_tokens": 1}
             await (await self._stream(_turns(self.users.prompts[prompt])[:1], options)).drain()
 
-    async def run(self, until: float | None) -> list[Text]:
-        """Return the texts of the user's prompts; they begin again until `until`, if there is such a time."""
+    async def run(self, prompts: Iterator[int], until: float | None) -> list[Text]:
+        """Return the texts of prompts that this user takes, one after the other, until there are no more or `until`."""
         found: list[Text] = []
-        own, turn = self._own(), 0
-        while turn < len(own) if until is None else time.monotonic() < until:
-            found += await self._texts(own[turn % len(own)], until)
-            turn += 1
+        for prompt in prompts:
+            found += await self._texts(prompt, until)
+            if until is not None and time.monotonic() >= until:
+                break
         return found
-
-    def _own(self) -> Sequence[int]:
-        """Return the numbers of the user's prompts."""
-        shared = range(self.users.warm, len(self.users.prompts))
-        return shared[self.number :: self.users.count] or [shared[self.number % len(shared)]]
 
     async def _texts(self, prompt: int, until: float | None) -> list[Text]:
         """Return the text of a prompt, in a chat those of all its turns, but none that was cut off before any token."""

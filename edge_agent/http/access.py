@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import logging
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_agent.config import EdgeSettings
 from edge_agent.http.errors import REASON, ApiError, api_error, refused
-from edge_agent.http.streaming import ClientGone
+from edge_agent.http.streaming import STOPPING, ClientGone
 from edge_agent.metrics import EdgeMetrics
 from outrider.core.addresses import split_address
 from outrider.telemetry import logs, traces
@@ -75,12 +76,13 @@ class AccessMiddleware:
                 if (refusal := self._refusal(scope, headers)) is not None:
                     raise refusal
                 await self._app(routed, _limit_body(receive), send_with_id)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 if status:  # the response has started, so no other can be sent
                     raise
                 answer = Response(status_code=_CLIENT_CLOSED)
                 if not isinstance(error, ClientGone):
-                    answer = refused(routed, api_error(error, chat=scope["path"].startswith("/v1/chat/")))
+                    known = error if isinstance(error, Exception) else STOPPING
+                    answer = refused(routed, api_error(known, chat=scope["path"].startswith("/v1/chat/")))
                 await answer(routed, receive, send_with_id)
             finally:
                 span.note(request_id=request_id, status=status)

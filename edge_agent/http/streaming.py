@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Chunk, Completion
+from outrider.core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ Events = AsyncGenerator[bytes, None]
 
 class ClientGone(Exception):
     """Raised when the client no longer waits for the answer."""
+
+
+STOPPING = Unavailable("this server is stopping; send the request again")
+"""What ends a request that still ran when the server's time to stop was over: uvicorn cancels its task."""
 
 
 # --- choices
@@ -168,11 +173,13 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with first_done(self.stream_response(send), _disconnected(receive)) as sent:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(self.end)
+                sent = await stack.enter_async_context(first_done(self.stream_response(send), _disconnected(receive)))
                 if sent.done():
                     sent.result()
-        finally:
-            await self.end()
+        except asyncio.CancelledError:
+            await send({"type": "http.response.body", "body": self._failed(STOPPING)})
 
     async def end(self) -> None:
         """End the work behind the events."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from edge_agent.bench.command import add_options
 from edge_agent.bench.measure import Configuration, Plan, blocks
 from edge_agent.bench.report import by_category, described, rows
-from edge_agent.bench.users import Run, Text, Users
+from edge_agent.bench.users import Run, Text, User, Users
 from outrider.core.errors import BadRequest
 
 
@@ -96,6 +97,27 @@ def test_parts_of_the_prompts_give_every_user_two_or_more_and_each_prompt_comes_
         found = blocks(prompts, users)
         assert [i for begin, end in found for i in range(begin, end)] == list(range(prompts))
         assert all(end - begin >= min(prompts, 2 * users) for begin, end in found)
+
+
+def test_users_of_a_process_share_its_prompts_and_none_has_nothing_to_do() -> None:
+    users = Users({}, [("a",)] * 9, count=3)
+    assert users.prompts_of([0, 2]) == [1, 3, 4, 6, 7] and users.prompts_of([1]) == [2, 5, 8]
+    assert Users({}, [("a",)] * 3, count=3).prompts_of(range(3)) == [1, 1, 2]
+
+
+async def test_who_is_done_takes_the_next_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int]] = []
+
+    async def texts(user: User, prompt: int, until: float | None) -> list[Text]:
+        for _ in range(1 if user.number else 10):
+            await asyncio.sleep(0)
+        ended.append((user.number, prompt))
+        return []
+
+    monkeypatch.setattr(User, "_texts", texts)
+    users, queue = Users({}, [("a",)] * 6, count=2), iter(range(1, 6))
+    await asyncio.gather(*(User(users, number, None).run(queue, None) for number in range(2)))  # type: ignore[arg-type]
+    assert ended == [(1, 2), (1, 3), (1, 4), (1, 5), (0, 1)]
 
 
 def test_more_users_than_prompts_are_refused() -> None:

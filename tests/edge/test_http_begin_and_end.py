@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_verifier import FakeVerifier
+from fake_verifier import FakeVerifier, until_live
 from reciter import recital
 
 from edge_agent import AsyncClient, EdgeSettings
@@ -50,25 +50,23 @@ async def test_what_no_further_try_mends_ends_it(tmp_path: Path, error: Exceptio
             await serve.serve(client, EdgeSettings(serve_listen=LOCAL))
 
 
-async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
-    """Return everything received of a stream, until its end or until it is cut."""
-    came = b""
-    try:
-        async with (
-            httpx.AsyncClient(base_url=url, timeout=60) as web,
-            web.stream("POST", "v1/completions", json={"prompt": "x", "max_tokens": tokens, "stream": True}) as answer,
-        ):
-            async for data in answer.aiter_bytes():
-                came += data
-                begun.set()
-    except httpx.TransportError:
-        pass
-    return came
+async def asked(url: str, begun: asyncio.Event, *, stream: bool) -> bytes:
+    """Return the body of an answer of 60 tokens. begun: is set at its first byte."""
+    body, came = {"prompt": "x", "max_tokens": 60, "stream": stream}, b""
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=60) as web,
+        web.stream("POST", "v1/completions", json=body) as answer,
+    ):
+        async for data in answer.aiter_bytes():
+            came += data
+            begun.set()
+    return str(answer.status_code).encode() + b" " + came
 
 
 @pytest.mark.parametrize(("stop_s", "whole"), [(20.0, True), (0.2, False)])
-async def test_a_stream_under_way_has_some_time_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_s: float, whole: bool
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_under_way_has_some_time_to_end_and_then_says_that_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_s: float, whole: bool, stream: bool
 ) -> None:
     monkeypatch.setattr(serve, "STOP_S", stop_s)
     script = recital()
@@ -79,9 +77,12 @@ async def test_a_stream_under_way_has_some_time_to_end(
         AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as client,
     ):
         async with serving(client, EdgeSettings(serve_listen=LOCAL)) as url:
-            reading = asyncio.create_task(streamed(url, begun))
-            await asyncio.wait_for(begun.wait(), 60)
-        assert (b"data: [DONE]" in await reading) is whole
+            reading = asyncio.create_task(asked(url, begun, stream=stream))
+            await asyncio.wait_for(begun.wait() if stream else until_live(verifier), 60)
+        came = await reading
+    assert came.startswith(b"200" if stream or whole else b"503")
+    assert (b"this server is stopping" not in came) is whole
+    assert not stream or came.endswith(b"data: [DONE]\n\n")
 
 
 async def sent_by(events: AsyncGenerator[bytes, None], commented: asyncio.Event, bytes_down: int) -> list[bytes]:
