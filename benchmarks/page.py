@@ -165,7 +165,11 @@ def _section(question: str, docstrings: Mapping[str, str], results: Mapping[str,
                 yield from (*_table(one.columns, one.prepared(rows)), "")
         machine = result["machine"]
         made = f"{result['date']}, commit {result['commit']}, {machine['cores']} cores of {machine['cpu']}."
-        caveats = (paragraph.removeprefix(CAVEAT) for paragraph in paragraphs if paragraph.startswith(CAVEAT))
+        caveats = (
+            paragraph[len(CAVEAT) :][:1].upper() + paragraph[len(CAVEAT) + 1 :]
+            for paragraph in paragraphs
+            if paragraph.startswith(CAVEAT)
+        )
         yield from (" ".join([result["setting"], *caveats, made]), "")
 
 
